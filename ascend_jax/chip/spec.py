@@ -1,0 +1,250 @@
+"""`ChipSpec`: what a card is, as one float32 leaf, and the catalogue of chips it is loaded from."""
+
+import dataclasses
+import difflib
+import functools
+import importlib.resources
+import math
+import tomllib
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ascend_jax.chip.fields import CERTAINTIES, EXACT_UNITS, FIELDS, INDEX, MAY_BE_ZERO
+
+_FIRST_910B = (
+    "in CANN's platform files it is a 30-core, 900 MHz SKU of the first-generation 910, no Atlas A2 card; "
+    "for Atlas A2 name the SKU that npu-smi shows: Ascend910B1, Ascend910B2, Ascend910B3 or Ascend910B4"
+)
+_REFUSED = {
+    "910b": _FIRST_910B,
+    "910c": "a 910C package shows as two devices, one per die; ask for one die: Ascend910_9392",
+    "910": "it names a generation, not a chip; the first-generation training chip is Ascend910A",
+    "310p": "it names a generation, not a chip; ask for Ascend310P3",
+}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class ChipSpec:
+    """One chip (one device, so one die of a 910C package).
+
+    All numbers sit in one array, because each leaf costs dispatch time. A batch of chips has leading axes.
+
+    Example:
+        >>> spec = chip("Ascend910B2")
+        >>> int(spec["cube_cores"]), float(spec["clock_hz"])
+        (24, 1800000000.0)
+        >>> float(spec.replace(clock_hz=1.5e9)["clock_hz"])
+        1500000000.0
+    """
+
+    values: np.ndarray | jax.Array  # [..., len(FIELDS)] float32, in the units of `FIELDS`
+    name: str = dataclasses.field(metadata={"static": True})
+    family: str = dataclasses.field(metadata={"static": True})
+    calibration: str = dataclasses.field(metadata={"static": True})  # "calibrated" or "uncalibrated"
+
+    def __getitem__(self, field: str) -> Any:
+        """Value of one field, `[...]` float32 with the batch axes of `values`.
+
+        Raises:
+            KeyError: The field does not exist; the message names close ones.
+        """
+        return self.values[..., _index(field)]
+
+    def replace(self, **fields: Any) -> Self:
+        """New spec with some fields changed; the values may be numbers, arrays or tracers and broadcast.
+
+        Raises:
+            KeyError: A field does not exist.
+        """
+        traced = any(isinstance(value, jax.Array) for value in (self.values, *fields.values()))
+        batch = np.broadcast_shapes(self.values.shape[:-1], *(np.shape(value) for value in fields.values()))
+        shape = (*batch, self.values.shape[-1])
+        if traced:
+            values: Any = jnp.broadcast_to(jnp.asarray(self.values), shape)
+            for field, value in fields.items():
+                values = values.at[..., _index(field)].set(value)
+        else:
+            values = np.broadcast_to(self.values, shape).copy()
+            for field, value in fields.items():
+                values[..., _index(field)] = value
+            values.flags.writeable = False
+        return dataclasses.replace(self, values=values)
+
+
+def chips() -> tuple[str, ...]:
+    """Sorted names of the catalogue.
+
+    Example:
+        >>> "Ascend910B3" in chips()
+        True
+    """
+    stems = (entry.name.removesuffix(".toml") for entry in _data().iterdir() if entry.name.endswith(".toml"))
+    return tuple(sorted(stem for stem in stems if not stem.startswith("family-")))
+
+
+def chip(name: str) -> ChipSpec:
+    """Chip of the catalogue, by full name or without "Ascend", in any case.
+
+    Raises:
+        ValueError: No such chip, or a name that would be misread (Ascend910B is not an Atlas A2 card).
+
+    Example:
+        >>> chip("910b2").name
+        'Ascend910B2'
+    """
+    return _load(_resolve(name))[0]
+
+
+def chip_sheet(name: str) -> list[tuple[str, float, str, str, str]]:
+    """Rows (field, value, unit, source, certainty) of one chip, in the order of `FIELDS`.
+
+    Raises:
+        ValueError: As `chip`.
+
+    Example:
+        >>> chip_sheet("910B4")[0][:3]
+        ('cube_cores', 20, 'count')
+    """
+    table = _load(_resolve(name))[1]
+    return [
+        (field, table[field]["value"], FIELDS[field][0], table[field]["source"], table[field]["certainty"])
+        for field in FIELDS
+    ]
+
+
+def load_chip_file(path: str | Path) -> ChipSpec:
+    """Chip from a TOML file of your own; `base` names a file beside it, else one of the catalogue.
+
+    Raises:
+        ValueError: A field is missing, unknown or cannot be physical; names file, field, value and rule.
+        FileNotFoundError: No such file.
+    """
+    return _read_chip(Path(path))[0]
+
+
+def peak_flops(spec: ChipSpec, dtype_bytes: int) -> Any:
+    """Peak of all cube cores, `2 * macs * cores * clock`, `[...]` float32 FLOP/s.
+
+    Operands of one byte run at twice the fp16 rate (16x32x16 int8), fp32 at `cube_fp32_share` of it.
+
+    Raises:
+        ValueError: Another operand size.
+
+    Example:
+        >>> round(float(peak_flops(chip("Ascend910B2"), 2)) / 1e12, 1)
+        353.9
+    """
+    fp16 = 2.0 * spec["cube_macs_per_cycle"] * spec["cube_cores"] * spec["clock_hz"]
+    return fp16 * operand_rate(spec, dtype_bytes)
+
+
+def operand_rate(spec: ChipSpec, dtype_bytes: int) -> Any:
+    """Cube throughput for operands of 1, 2 or 4 bytes, relative to fp16.
+
+    Raises:
+        ValueError: Another operand size.
+    """
+    if dtype_bytes not in (1, 2, 4):
+        raise ValueError(f"dtype_bytes={dtype_bytes}: the cube multiplies operands of 1, 2 or 4 bytes")
+    return spec["cube_fp32_share"] if dtype_bytes == 4 else np.float32(2 / dtype_bytes)
+
+
+def _index(field: str) -> int:
+    if field not in INDEX:
+        close = ", ".join(difflib.get_close_matches(field, FIELDS, n=3, cutoff=0.4)) or "none"
+        raise KeyError(f"{field!r} is no field of a chip; close names: {close}")
+    return INDEX[field]
+
+
+def _data() -> Traversable:
+    return importlib.resources.files("ascend_jax.chip").joinpath("data")
+
+
+def _short(name: str) -> str:
+    return name.strip().lower().removeprefix("ascend")
+
+
+def _resolve(name: str) -> str:
+    known = {_short(full): full for full in chips()}
+    short = _short(name)
+    if short in known:
+        return known[short]
+    if short in _REFUSED:
+        raise ValueError(f"chip {name!r} is refused: {_REFUSED[short]}")
+    raise ValueError(
+        f"unknown chip {name!r}; known: {', '.join(known.values())} (ascend_jax.chip.chips() lists them)"
+    )
+
+
+@functools.cache
+def _load(name: str) -> tuple[ChipSpec, dict[str, Any]]:
+    return _read_chip(_data().joinpath(f"{name}.toml"))
+
+
+def _read_chip(path: Traversable) -> tuple[ChipSpec, dict[str, Any]]:
+    table = _read_with_base(path, ())
+    meta = {key: table.pop(key, None) for key in ("family", "calibration")}
+    for key, value in meta.items():
+        if not isinstance(value, str):
+            raise ValueError(f"{path}: {key} is {value!r}; a chip file states it as a string")
+    if meta["calibration"] not in ("calibrated", "uncalibrated"):
+        raise ValueError(f"{path}: calibration is {meta['calibration']!r}; rule: calibrated or uncalibrated")
+    for field in FIELDS:
+        if field not in table:
+            rule = f"a chip states every field ({FIELDS[field][1]}), itself or through its base"
+            raise ValueError(f"{path}: field {field} is missing; rule: {rule}")
+    values = np.array([_checked(path, field, table[field]) for field in FIELDS], np.float32)
+    values.flags.writeable = False
+    return ChipSpec(values, path.name.removesuffix(".toml"), **meta), table
+
+
+def _read_with_base(path: Traversable, seen: tuple[str, ...]) -> dict[str, Any]:
+    if path.name in seen:
+        raise ValueError(f"{path}: base files form a cycle: {' -> '.join((*seen, path.name))}")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: not a TOML file: {error}") from error
+    for field, entry in table.items():
+        if field not in ("base", "family", "calibration"):
+            _checked(path, field, entry)
+    if "base" not in table:
+        return table
+    base = f"{table.pop('base')}.toml"
+    beside = path.parent / base if isinstance(path, Path) else _data().joinpath(base)
+    chosen = beside if beside.is_file() else _data().joinpath(base)
+    if not chosen.is_file():
+        raise ValueError(f"{path}: base {base!r} is neither beside the file nor in the catalogue")
+    return _read_with_base(chosen, (*seen, path.name)) | table
+
+
+def _checked(path: Traversable, field: str, entry: Any) -> float:
+    """Value of one entry, or a ValueError that names file, field, value and rule."""
+    where = f"{path}: field {field}"
+    if field not in FIELDS:
+        close = ", ".join(difflib.get_close_matches(field, FIELDS, n=3, cutoff=0.4)) or "none"
+        raise ValueError(f"{where} is unknown (value {entry!r}); close names: {close}")
+    if not isinstance(entry, dict) or set(entry) != {"value", "source", "certainty"}:
+        raise ValueError(f"{where} is {entry!r}; rule: a table of value, source and certainty")
+    value, unit = entry["value"], FIELDS[field][0]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{where} is {value!r}; rule: a finite number of {unit}")
+    if value < 0 or (value == 0 and field not in MAY_BE_ZERO):
+        raise ValueError(f"{where} is {value!r}; rule: {unit} above zero")
+    if unit == "ratio" and value > 1:
+        raise ValueError(f"{where} is {value!r}; rule: a ratio of at most 1")
+    if unit in EXACT_UNITS and float(np.float32(value)) != value:
+        raise ValueError(f"{where} is {value!r}; rule: float32 holds {unit} exactly")
+    if entry["certainty"] not in CERTAINTIES:
+        raise ValueError(
+            f"{where} has certainty {entry['certainty']!r}; rule: one of {', '.join(CERTAINTIES)}"
+        )
+    if not isinstance(entry["source"], str) or not entry["source"].strip():
+        raise ValueError(f"{where} has source {entry['source']!r}; rule: say where the value is from")
+    return float(value)

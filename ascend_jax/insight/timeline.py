@@ -1,0 +1,298 @@
+"""What happened on a simulated card: the times, the engines and the reason to wait of every command."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+NOT_YET = -1  # a time that has not come, or a command that waits for no other
+NEVER_NS = 2**63 - 1  # later than every time: what an unfinished command is waited for until
+
+KERNEL = "kernel"
+COPY = "copy"
+MEMSET = "memset"
+EVENT_RECORD = "event record"
+EVENT_WAIT = "event wait"
+
+Times = NDArray[np.int64]
+Counts = NDArray[np.int32]
+Texts = NDArray[np.object_]
+
+# Column name -> dtype and the value of a row that does not mention it.
+_COLUMNS: dict[str, tuple[type, Any]] = {
+    "command": (np.int64, NOT_YET),
+    "kind": (object, KERNEL),
+    "name": (object, ""),
+    "stream": (np.int32, 0),
+    "issue_ns": (np.int64, 0),
+    "ready_ns": (np.int64, NOT_YET),
+    "start_ns": (np.int64, NOT_YET),
+    "end_ns": (np.int64, NOT_YET),
+    "held_cube": (np.int32, 0),
+    "held_vector": (np.int32, 0),
+    "engine": (object, ""),
+    "cube_busy_ns": (np.int64, 0),
+    "vector_busy_ns": (np.int64, 0),
+    "moved_bytes": (np.int64, 0),
+    "limit": (object, ""),
+    "waits_for": (np.int64, NOT_YET),
+    "site": (object, ""),
+}
+_MAY_BE_ABSENT = ("ready_ns", "start_ns", "end_ns", "waits_for")  # -1 here, None in a row
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Timeline:
+    """The log of one card, one entry per command in the order of enqueueing.
+
+    Dimension: ``N`` commands. All arrays are host-side NumPy, read-only, and copied at construction.
+    Times are absolute simulated ns; -1 marks one that has not come.
+
+    Raises:
+        ValueError: columns of unequal length, commands out of order, or an end without a start before it.
+    """
+
+    chip: str  # SoC name, e.g. "Ascend910B2"
+    calibration: str  # how far the chip's times can be trusted, e.g. "uncalibrated"
+    cube_cores: int  # cube cores of the chip
+    vector_cores: int  # vector cores of the chip
+    dropped: int  # commands that fell out of the log before this one was taken
+    command: Times  # [N] sequence number, strictly increasing
+    kind: Texts  # [N] str: "kernel", "copy", "memset", "event record", "event wait"
+    name: Texts  # [N] str: operator, or e.g. "copy host to device"
+    stream: Counts  # [N] stream number
+    issue_ns: Times  # [N] when the host enqueued it
+    ready_ns: Times  # [N] when issue, stream order and events allowed it; after that only an engine delays it
+    start_ns: Times  # [N]
+    end_ns: Times  # [N]
+    held_cube: Counts  # [N] cube cores held from start to end
+    held_vector: Counts  # [N] vector cores held from start to end
+    engine: Texts  # [N] str: copy engine "h2d", "d2h", "d2d", or ""
+    cube_busy_ns: Times  # [N] time each held cube core computes
+    vector_busy_ns: Times  # [N] time each held vector core computes
+    moved_bytes: Times  # [N] bytes read and written in device memory, or copied
+    limit: Texts  # [N] str: what its duration comes from: "cube", "vector", "memory", "fixed" or ""
+    waits_for: Times  # [N] sequence number of the command it awaits through an event, or -1
+    site: Texts  # [N] str: the caller's line, e.g. "train.py:12"
+
+    def __post_init__(self) -> None:
+        for column, (dtype, _) in _COLUMNS.items():
+            values: NDArray[Any] = np.array(getattr(self, column), dtype=dtype)
+            values.setflags(write=False)
+            object.__setattr__(self, column, values)
+        _check(self)
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Iterable[Mapping[str, Any]],
+        *,
+        chip: str,
+        calibration: str,
+        cube_cores: int,
+        vector_cores: int,
+        dropped: int = 0,
+    ) -> Timeline:
+        """Builds a timeline from rows as `rows` returns them.
+
+        Args:
+          rows: one mapping per command. A missing key takes its neutral value (0, "", None), except
+            ``command`` (position of the row), ``kind`` ("kernel") and ``ready_ns`` (``start_ns``: no engine
+            delayed it).
+          chip: SoC name.
+          calibration: how far the chip's times can be trusted.
+          cube_cores: cube cores of the chip.
+          vector_cores: vector cores of the chip.
+          dropped: commands that fell out of the log.
+
+        Raises:
+          ValueError: a key that is no column, or values that do not make a timeline.
+
+        >>> rows = [{"name": "Add", "start_ns": 5, "end_ns": 9}]
+        >>> log = Timeline.from_rows(rows, chip="Ascend910B2", calibration="", cube_cores=24, vector_cores=48)
+        >>> len(log), log.makespan_ns
+        (1, 9)
+        """
+        table: dict[str, list[Any]] = {column: [] for column in _COLUMNS}
+        for position, row in enumerate(rows):
+            unknown = set(row) - set(_COLUMNS) - {"wait_reason"}
+            if unknown:
+                raise ValueError(f"row {position} has {sorted(unknown)}; a timeline knows {list(_COLUMNS)}")
+            filled = {"command": position, "ready_ns": row.get("start_ns"), **row}
+            for column, (_, default) in _COLUMNS.items():
+                value = filled.get(column)
+                table[column].append(default if value is None else value)
+        columns: dict[str, Any] = table
+        return cls(chip, calibration, cube_cores, vector_cores, dropped, **columns)
+
+    def __len__(self) -> int:
+        """Number of commands N."""
+        return len(self.command)
+
+    @property
+    def started(self) -> NDArray[np.bool_]:
+        """[N] True where the command has begun."""
+        return self.start_ns >= 0
+
+    @property
+    def finished(self) -> NDArray[np.bool_]:
+        """[N] True where the command has ended."""
+        return self.end_ns >= 0
+
+    @property
+    def begin_ns(self) -> int:
+        """First issue in the log, 0 for an empty one."""
+        return int(self.issue_ns.min(initial=NEVER_NS)) if len(self) else 0
+
+    @property
+    def horizon_ns(self) -> int:
+        """Last time the log knows of: an issue, a start or an end; 0 for an empty one."""
+        return max(int(times.max(initial=0)) for times in (self.issue_ns, self.start_ns, self.end_ns))
+
+    @property
+    def makespan_ns(self) -> int:
+        """From the first issue to the last end, 0 where nothing has finished."""
+        return max(0, int(self.end_ns.max(initial=NOT_YET)) - self.begin_ns) if self.finished.any() else 0
+
+    def until_ns(self) -> Times:
+        """[N] the end of each command; the horizon for one that is still running, -1 for one not started."""
+        running = self.started & ~self.finished
+        return np.where(running, self.horizon_ns, self.end_ns)
+
+    def previous(self) -> Times:
+        """[N] position of the preceding command on the same stream, or -1."""
+        order = np.argsort(self.stream, kind="stable")
+        same = self.stream[order[1:]] == self.stream[order[:-1]]
+        before = np.full(len(self), NOT_YET, np.int64)
+        before[order[1:]] = np.where(same, order[:-1], NOT_YET)
+        return before
+
+    def previous_end_ns(self) -> Times:
+        """[N] end of the preceding command on the stream; -1 if there is none, `NEVER_NS` if unfinished."""
+        return self._end_of(self.previous())
+
+    def position_of(self, commands: Times) -> Times:
+        """Positions of sequence numbers in this log, same shape; -1 for those it does not hold."""
+        if not len(self):
+            return np.full(np.shape(commands), NOT_YET, np.int64)
+        position = np.minimum(np.searchsorted(self.command, commands), len(self) - 1)
+        return np.where(self.command[position] == commands, position, NOT_YET)
+
+    def event_ns(self) -> Times:
+        """[N] end of the awaited command; -1 if none is awaited or it left the log, `NEVER_NS` if unfinished.
+
+        An event wait that is not over and names no command awaits an event that nobody has recorded.
+        """
+        unrecorded = (self.kind == EVENT_WAIT) & ~self.finished & (self.waits_for < 0)
+        return np.where(unrecorded, NEVER_NS, self._end_of(self.position_of(self.waits_for)))
+
+    def _end_of(self, position: Times) -> Times:
+        if not len(self):
+            return np.zeros(0, np.int64)
+        end = np.where(self.finished, self.end_ns, NEVER_NS)
+        return np.where(position >= 0, end[position], NOT_YET)
+
+    def wait_reason(self) -> Texts:
+        """[N] str: what came last before each command could start, or is still missing.
+
+        "copy engine" or "cores" where the command was ready and its engine was taken; else the latest of
+        "stream order" (the command before it), "event" (the one it awaits) and "host" (its issue). Behind an
+        event wait a command inherits the reason of that wait. "" for what opens the timeline.
+
+        >>> rows = [{"start_ns": 0, "end_ns": 9}, {"start_ns": 9, "end_ns": 12}]
+        >>> log = Timeline.from_rows(rows, chip="x", calibration="", cube_cores=1, vector_cores=2)
+        >>> log.wait_reason().tolist()
+        ['', 'stream order']
+        """
+        before, event = self.previous_end_ns(), self.event_ns()
+        latest = np.maximum(np.maximum(before, event), self.issue_ns)
+        decided = [before >= latest, event >= latest, self.issue_ns > self.begin_ns]
+        reason = np.select(decided, ["stream order", "event", "host"], "").astype(object)
+        copies = self.engine != ""
+        needs_engine = copies | (self.held_cube > 0) | (self.held_vector > 0)
+        queued = needs_engine & np.where(self.started, self.start_ns > self.ready_ns, latest < NEVER_NS)
+        reason[queued] = np.where(copies, "copy engine", "cores")[queued]
+        previous = self.previous()
+        behind_wait = (previous >= 0) & (self.kind[previous] == EVENT_WAIT) if len(self) else previous > 0
+        for position in np.flatnonzero(behind_wait & (reason == "stream order")):
+            reason[position] = reason[previous[position]]
+        return reason
+
+    def utilisation(self) -> dict[str, float]:
+        """Busy fractions of the makespan, from finished commands; 0.0 where nothing has finished.
+
+        "cube" and "vector": core time spent computing over all core time of the chip; "cube held" and "vector
+        held": core time taken by kernels, computing or not; "h2d", "d2h", "d2d": time with a copy under way.
+
+        >>> rows = [{"start_ns": 0, "end_ns": 8, "held_cube": 1, "cube_busy_ns": 4}]
+        >>> log = Timeline.from_rows(rows, chip="x", calibration="", cube_cores=2, vector_cores=2)
+        >>> log.utilisation()["cube"], log.utilisation()["cube held"]
+        (0.25, 0.5)
+        """
+        took_ns = np.where(self.finished, self.end_ns - self.start_ns, 0)
+        fractions = {}
+        for unit, cores in (("cube", self.cube_cores), ("vector", self.vector_cores)):
+            held = np.where(self.finished, getattr(self, f"held_{unit}"), 0).astype(np.int64)
+            available = max(1, cores * self.makespan_ns)
+            fractions[unit] = int((held * getattr(self, f"{unit}_busy_ns")).sum()) / available
+            fractions[f"{unit} held"] = int((held * took_ns).sum()) / available
+        for engine in ("h2d", "d2h", "d2d"):
+            used = self.finished & (self.engine == engine)
+            fractions[engine] = _covered_ns(self.start_ns[used], self.end_ns[used]) / max(1, self.makespan_ns)
+        return fractions
+
+    def max_concurrent_kernels(self) -> int:
+        """Largest number of kernels under way at one moment; one that ends as another starts does not count.
+
+        >>> rows = [{"start_ns": 0, "end_ns": 9}, {"start_ns": 5, "end_ns": 7, "stream": 1}]
+        >>> log = Timeline.from_rows(rows, chip="x", calibration="", cube_cores=2, vector_cores=2)
+        >>> log.max_concurrent_kernels()
+        2
+        """
+        end = np.where(self.finished, self.end_ns, NEVER_NS)
+        runs = (self.kind == KERNEL) & self.started & (end > self.start_ns)
+        times = np.concatenate([self.start_ns[runs], end[runs]])
+        change = np.repeat([1, -1], runs.sum())
+        order = np.lexsort((change, times))  # at one time, ends go first
+        return int(np.cumsum(change[order]).max(initial=0))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One plain dict per command for JSON: all columns and ``wait_reason``; None for what is absent.
+
+        >>> rows = [{"name": "Add"}]
+        >>> log = Timeline.from_rows(rows, chip="x", calibration="", cube_cores=1, vector_cores=2)
+        >>> log.rows()[0]["name"], log.rows()[0]["end_ns"]
+        ('Add', None)
+        """
+        table: dict[str, list[Any]] = {column: getattr(self, column).tolist() for column in _COLUMNS}
+        for column in _MAY_BE_ABSENT:
+            table[column] = [None if value == NOT_YET else value for value in table[column]]
+        table["wait_reason"] = self.wait_reason().tolist()
+        return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+
+
+def _check(log: Timeline) -> None:
+    lengths = {column: np.shape(getattr(log, column)) for column in _COLUMNS}
+    if set(lengths.values()) != {(len(log.command),)}:
+        raise ValueError(f"all columns of a timeline must be one-dimensional and equally long, got {lengths}")
+    if (np.diff(log.command) <= 0).any():
+        raise ValueError("commands must come in the order of enqueueing, with growing sequence numbers")
+    wrong = log.finished & (~log.started | (log.end_ns < log.start_ns))
+    if wrong.any():
+        first = int(np.flatnonzero(wrong)[0])
+        times = f"start {log.start_ns[first]} ns, end {log.end_ns[first]} ns"
+        raise ValueError(f"command {log.command[first]} ends before it starts: {times}")
+
+
+def _covered_ns(start_ns: Times, end_ns: Times) -> int:
+    """Length of the union of intervals."""
+    order = np.argsort(start_ns, kind="stable")
+    start, reach = start_ns[order], np.maximum.accumulate(end_ns[order])
+    if not len(start):
+        return 0
+    fresh = np.maximum(start[1:], reach[:-1])
+    return int(reach[0] - start[0] + np.maximum(reach[1:] - fresh, 0).sum())

@@ -1,0 +1,24 @@
+"""Operators: tensors in device memory, two-phase calls, FlashAttention."""
+
+from ascend_jax.ops.attention.reference import attention_reference
+from ascend_jax.ops.attention.tiling import AttentionCost, AttentionShape, attention_cost, choose_tile
+from ascend_jax.ops.attention.visibility import SparseMode, Visibility
+from ascend_jax.ops.flash_attention_score import causal_mask, flash_attention_score_get_workspace_size
+from ascend_jax.ops.registry import Operator, Plan, add, get_workspace_size, names
+
+__all__ = [
+    "AttentionCost",
+    "AttentionShape",
+    "Operator",
+    "Plan",
+    "SparseMode",
+    "Visibility",
+    "add",
+    "attention_cost",
+    "attention_reference",
+    "causal_mask",
+    "choose_tile",
+    "flash_attention_score_get_workspace_size",
+    "get_workspace_size",
+    "names",
+]

@@ -1,0 +1,217 @@
+"""FlashAttentionScore: fused attention forward, as ``aclnnFlashAttentionScore`` defines it.
+
+Inputs query [B, N, Sq, D], key [B, Nkv, Skv, D], value [B, Nkv, Skv, Dv] and, for causal attention, the compressed
+2048 x 2048 mask that CANN demands; outputs attention_out [B, N, Sq, Dv] and the row statistics softmax_max and
+softmax_sum, float32 [B, N, Sq, 8] with eight equal copies (one 32-byte block per row).
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ascend_jax.chip.spec import ChipSpec
+from ascend_jax.ops import registry
+from ascend_jax.ops.attention.online_softmax import flash_forward
+from ascend_jax.ops.attention.tiling import AttentionShape, choose_tile
+from ascend_jax.ops.attention.visibility import SparseMode, Visibility
+from ascend_jax.ops.registry import Operator, Plan, require_shape
+from ascend_jax.ops.tensor import Tensor
+from ascend_jax.runtime.codes import Code, ParameterError
+from ascend_jax.runtime.edge import verb
+from ascend_jax.runtime.kernels import Argument, Cost, Executor
+from ascend_jax.runtime.state import CardState
+
+NAME = "FlashAttentionScore"
+DTYPES = tuple(jnp.dtype(name) for name in ("float16", "bfloat16", "float32"))
+MASK_SIZE = 2048  # side of the compressed mask of the causal modes
+STATISTICS_COPIES = 8
+MAX_DIM = 768
+_MODES = (SparseMode.NO_MASK, SparseMode.LEFT_UP_CAUSAL, SparseMode.RIGHT_DOWN_CAUSAL)
+
+
+def _refuse(parameter: str, given: object, rule: str) -> ParameterError:
+    return ParameterError(Code.PARAM_INVALID, parameter, given, rule)
+
+
+def check(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, scale_value: float, sparse_mode: int, core_limit: int
+) -> None:
+    """Refuse what the operator's first phase refuses (161002)."""
+    query, key, value = inputs[:3]
+    for name, given in zip(("query", "key", "value"), inputs, strict=False):
+        if len(given.shape) != 4:
+            raise _refuse(f"{name}.shape", list(given.shape), "must have rank 4: [B, N, S, D]")
+        if given.dtype not in DTYPES or given.dtype != query.dtype:
+            raise _refuse(f"{name}.dtype", given.dtype, "query, key and value share float16, bfloat16 or float32")
+    (batch, heads, q_len, dim), (_, kv_heads, kv_len, _) = query.shape, key.shape
+    value_dim = value.shape[3]
+    require_shape("key", key, (batch, kv_heads, kv_len, dim), "batch and head dimension of query")
+    require_shape("value", value, (batch, kv_heads, kv_len, value_dim), "batch, heads and length of key")
+    if not 1 <= value_dim <= dim <= MAX_DIM:
+        raise _refuse("D, Dv", f"{dim}, {value_dim}", f"1 <= Dv <= D <= {MAX_DIM}")
+    if kv_heads < 1 or heads % kv_heads:
+        raise _refuse("heads, kv_heads", f"{heads}, {kv_heads}", "heads must be a multiple of kv_heads")
+    if min(batch, heads, q_len, kv_len) < 1:
+        raise _refuse("query, key", f"{list(query.shape)}, {list(key.shape)}", "every dimension must be at least 1")
+    if sparse_mode not in _MODES:
+        raise _refuse("sparse_mode", sparse_mode, f"must be one of {[int(mode) for mode in _MODES]}")
+    if core_limit < 0:
+        raise _refuse("core_limit", core_limit, "must be at least 0 (0 = all cores)")
+    statistics = (batch, heads, q_len, STATISTICS_COPIES)
+    wanted = {"attention_out": (batch, heads, q_len, value_dim), "softmax_max": statistics, "softmax_sum": statistics}
+    for (name, shape), given in zip(wanted.items(), outputs, strict=True):
+        require_shape(name, given, shape, "from query and value")
+        dtype = query.dtype if name == "attention_out" else np.dtype(np.float32)
+        if given.dtype != dtype:
+            raise _refuse(f"{name}.dtype", given.dtype, f"must be {dtype}")
+
+
+def value(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    scale_value: float,
+    sparse_mode: int,
+    core_limit: int,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Compute attention_out, softmax_max and softmax_sum. The compressed mask holds no choice, so it is not read."""
+    visibility = Visibility(query.shape[2], key.shape[2], SparseMode(sparse_mode))
+    out, row_max, row_sum = flash_forward(query, key, value, visibility, scale=scale_value)
+    statistics = [
+        jnp.broadcast_to(rows[..., None].astype(jnp.float32), (*rows.shape, STATISTICS_COPIES))
+        for rows in (row_max, row_sum)
+    ]
+    return out, *statistics
+
+
+def attention_shape(query: Argument, key: Argument, value: Argument, sparse_mode: int) -> AttentionShape:
+    """Return what the tiling needs to know of a call."""
+    batch, heads, q_len, dim = query.shape
+    _, kv_heads, kv_len, value_dim = value.shape
+    offsets = {SparseMode.LEFT_UP_CAUSAL: 0, SparseMode.RIGHT_DOWN_CAUSAL: kv_len - q_len}
+    return AttentionShape(
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        q_len=q_len,
+        kv_len=kv_len,
+        dim=dim,
+        value_dim=value_dim,
+        dtype_bytes=query.dtype.itemsize,
+        causal_offset=offsets.get(SparseMode(sparse_mode)),
+    )
+
+
+def plan(
+    chip: ChipSpec,
+    inputs: Sequence[Argument],
+    outputs: Sequence[Argument],
+    *,
+    scale_value: float,
+    sparse_mode: int,
+    core_limit: int,
+) -> Plan:
+    """Choose the fastest tile that fits the chip and predict the launch."""
+    shape = attention_shape(*inputs[:3], sparse_mode)
+    best = choose_tile(chip, shape, core_limit or None)
+    cost = Cost(
+        duration_ns=best.duration_ns,
+        cube_cores=best.cores_used,
+        vector_cores=best.cores_used * chip["vector_per_cube"].astype(jnp.int32),
+        blocks=best.blocks,
+        cube_busy_ns=best.cube_busy_ns,
+        vector_busy_ns=best.vector_busy_ns,
+        hbm_bytes=best.hbm_bytes,
+        limit=best.limit,
+    )
+    return Plan(cost, best.workspace_bytes, best.fits)
+
+
+registry.add(Operator(NAME, check, value, plan))
+
+
+@verb
+def flash_attention_score_get_workspace_size(
+    card: CardState,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    attention_out: Tensor,
+    softmax_max: Tensor,
+    softmax_sum: Tensor,
+    head_num: int,
+    atten_mask: Tensor | None = None,
+    scale_value: float = 1.0,
+    sparse_mode: int = 0,
+    input_layout: str = "BNSD",
+    core_limit: int = 0,
+    site: jax.Array,
+) -> tuple[CardState, jax.Array, Executor]:
+    """First phase of ``aclnnFlashAttentionScore``: check, tile, predict; nothing is queued.
+
+    Row i sees column j: always without a mask, j <= i in sparse mode 2, j <= i + Skv - Sq in mode 3. **Without
+    ``atten_mask`` the sparse mode is ignored**, as in CANN: mode 3 and no mask is full attention. Rows that see nothing
+    give 0, with softmax_max = -FLT_MAX and softmax_sum = +FLT_MAX (ops-transformer, flash_attention_score).
+
+    Args:
+      card: The card.
+      query: [B, N, Sq, D] float16, bfloat16 or float32.
+      key: [B, Nkv, Skv, D]; N is a multiple of Nkv and head n uses key head n // (N / Nkv).
+      value: [B, Nkv, Skv, Dv].
+      attention_out: [B, N, Sq, Dv], dtype of query.
+      softmax_max: float32 [B, N, Sq, 8], greatest scaled score of each row, eight copies.
+      softmax_sum: float32 [B, N, Sq, 8], sum of exp(score - max).
+      head_num: N.
+      atten_mask: uint8 or bool [2048, 2048], 1 = hidden above the diagonal: what sparse modes 2 and 3 demand.
+      scale_value: Factor of the scores; 1.0 unless given, never 1 / sqrt(D) by itself.
+      sparse_mode: 0, 2 or 3.
+      input_layout: "BNSD".
+      core_limit: Most cube cores that the launch may use (``aclrtSetStreamResLimit``); 0 = all.
+      site: Call site, filled in by the runtime.
+
+    Returns:
+      The card, the workspace size in bytes (int32) and the executor for ``launch``. Status 561002 if no tile fits.
+
+    Raises:
+      ParameterError: 161001 for a missing tensor, 161002 for what the operator refuses.
+    """
+    given = {"query": query, "key": key, "value": value}
+    given |= {"attention_out": attention_out, "softmax_max": softmax_max, "softmax_sum": softmax_sum}
+    for name, tensor in given.items():
+        if not isinstance(tensor, Tensor):
+            raise ParameterError(Code.PARAM_NULLPTR, name, tensor, "must be a tensor; see ascend_jax.tensor")
+    if input_layout != "BNSD":
+        raise _refuse("input_layout", input_layout, "must be 'BNSD'")
+    if len(query.shape) == 4 and head_num != query.shape[1]:
+        raise _refuse("head_num", head_num, f"must be {query.shape[1]}, the heads of query")
+    inputs = [query, key, value]
+    if atten_mask is None:
+        sparse_mode = int(SparseMode.NO_MASK)
+    else:
+        _check_mask(atten_mask, sparse_mode)
+        inputs.append(atten_mask)
+    attributes = {"scale_value": float(scale_value), "sparse_mode": int(sparse_mode), "core_limit": int(core_limit)}
+    outputs = (attention_out, softmax_max, softmax_sum)
+    return registry.get_workspace_size(card, NAME, inputs, outputs, attributes, site=site)
+
+
+def _check_mask(atten_mask: Tensor, sparse_mode: int) -> None:
+    if sparse_mode == SparseMode.NO_MASK:
+        raise _refuse("sparse_mode", 0, "with atten_mask, give 2 (j <= i) or 3 (j <= i + Skv - Sq)")
+    require_shape("atten_mask", atten_mask, (MASK_SIZE, MASK_SIZE), "the compressed mask of sparse modes 2 and 3")
+    if atten_mask.dtype not in (np.dtype(np.uint8), np.dtype(np.bool_)):
+        raise _refuse("atten_mask.dtype", atten_mask.dtype, "must be uint8 or bool, 1 = hidden")
+
+
+def causal_mask() -> np.ndarray:
+    """Return the compressed mask of the causal modes: uint8 [2048, 2048], 1 above the diagonal.
+
+    >>> causal_mask()[0, :3].tolist()
+    [0, 1, 1]
+    """
+    return np.triu(np.ones((MASK_SIZE, MASK_SIZE), np.uint8), 1)

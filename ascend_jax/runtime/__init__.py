@@ -1,0 +1,1 @@
+"""Execution layer: card state, memory, streams, events, commands, the engine and the value plane."""

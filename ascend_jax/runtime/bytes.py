@@ -1,0 +1,63 @@
+"""The value plane's memory: real bytes, moved in chunks, one flat address space for HBM and pinned host memory."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ascend_jax.runtime import layout
+from ascend_jax.runtime.layout import GRANULE_BYTES
+from ascend_jax.runtime.loop import settle_loop
+from ascend_jax.runtime.state import CHUNK_BYTES, CardState
+
+
+def is_backed(card: CardState, pointer: jax.Array, offset: jax.Array, nbytes: jax.Array) -> jax.Array:
+    """Return whether real bytes lie behind a range."""
+    end = (offset + nbytes + GRANULE_BYTES - 1) // GRANULE_BYTES
+    on_host = pointer < layout.NULL
+    granule = jnp.where(on_host, pointer - layout.HOST_BASE, pointer - layout.HBM_BASE)
+    size = jnp.where(on_host, card.host_backing_bytes, card.hbm_backing_bytes) // GRANULE_BYTES
+    return (granule >= 0) & (granule <= size) & (end <= size - granule)
+
+
+def first_byte(card: CardState, pointer: jax.Array, offset: jax.Array) -> jax.Array:
+    """Return the index in ``card.memory`` of a backed address (elementwise; garbage for others)."""
+    device = (pointer - layout.HBM_BASE) * GRANULE_BYTES
+    host = (pointer - layout.HOST_BASE) * GRANULE_BYTES + card.hbm_backing_bytes
+    return jnp.where(pointer < layout.NULL, host, device) + offset
+
+
+def move(
+    target: jax.Array, to: jax.Array, nbytes: jax.Array, read: Callable[..., jax.Array], sources: tuple
+) -> jax.Array:
+    """Return ``target`` with ``nbytes`` bytes from ``read`` written at ``to``.
+
+    Touches O(nbytes), not O(len(target)); a count of 0 costs nothing. Byte arrays need a chunk of slack at the end.
+
+    Args:
+      target: uint8, where to write.
+      to: int32, index of the first byte written.
+      nbytes: int32.
+      read: ``(sources, done) -> uint8 [CHUNK_BYTES]``, the bytes that follow the first ``done``; closes over nothing
+        traced.
+      sources: What ``read`` reads from.
+    """
+
+    def step(tables: tuple, state: tuple) -> tuple:
+        to, nbytes, sources = tables
+        done, target = state
+        old = lax.dynamic_slice(target, (to + done,), (CHUNK_BYTES,))
+        new = jnp.where(jnp.arange(CHUNK_BYTES) < nbytes - done, read(sources, done), old)
+        return done + CHUNK_BYTES, lax.dynamic_update_slice(target, new, (to + done,))
+
+    def has_more(tables: tuple, state: tuple) -> jax.Array:
+        return state[0] < tables[1]
+
+    return settle_loop(has_more, step, (to, nbytes, sources), (jnp.int32(0), target))[1]
+
+
+def read_chunk(sources: tuple, done: jax.Array) -> jax.Array:
+    """Read the next chunk of ``sources = (bytes, index of the first one)``."""
+    array, start = sources
+    return lax.dynamic_slice(array, (start + done,), (CHUNK_BYTES,))

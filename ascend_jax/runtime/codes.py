@@ -1,0 +1,154 @@
+"""Status codes: CANN's numbers and names, with cause and remedy in this project's words.
+
+Numbers and names are those of the CANN headers (``acl/acl_base.h``, ``acl/error_codes/rt_error_codes.h``,
+``aclnn/acl_meta.h``). Codes from 900000 on belong to the simulator itself: CANN has nothing to say there.
+"""
+
+import dataclasses
+import enum
+
+
+class Code(enum.IntEnum):
+    """Codes the runtime answers with."""
+
+    SUCCESS = 0
+    INVALID_PARAM = 100000
+    RT_PARAM_INVALID = 107000
+    RT_STREAM_CONTEXT = 107003
+    RT_EVENT_TIMESTAMP_INVALID = 107006
+    PARAM_NULLPTR = 161001
+    PARAM_INVALID = 161002
+    FEATURE_NOT_SUPPORT = 207000
+    MEMORY_ALLOCATION = 207001
+    NO_STREAM_RESOURCE = 207005
+    NO_EVENT_RESOURCE = 207007
+    RT_INTERNAL_ERROR = 507000
+    INNER_TILING = 561002
+    TABLE_FULL = 900001
+    NO_BYTES_BEHIND = 900002
+    DEADLOCK = 900003
+    HEAP_TABLE_FULL = 900004
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What a code means: its CANN name, what usually causes it, what to do."""
+
+    name: str
+    cause: str
+    remedy: str
+
+
+EXPLANATIONS: dict[int, Explanation] = {
+    Code.SUCCESS: Explanation("ACL_SUCCESS", "the call was accepted", "nothing to do"),
+    Code.INVALID_PARAM: Explanation(
+        "ACL_ERROR_INVALID_PARAM",
+        "an argument was refused: null pointer, zero size or a value outside its enum",
+        "check the arguments of the call named above",
+    ),
+    Code.RT_PARAM_INVALID: Explanation(
+        "ACL_ERROR_RT_PARAM_INVALID",
+        "a handle or range does not exist: unknown or freed pointer, bytes past the end of an allocation, "
+        "a destroyed event",
+        "pass a live handle; keep offset + bytes inside the allocation",
+    ),
+    Code.RT_STREAM_CONTEXT: Explanation(
+        "ACL_ERROR_RT_STREAM_CONTEXT",
+        "the stream is not one of this card's live streams",
+        "use the handle that create_stream returned and destroy it last",
+    ),
+    Code.RT_EVENT_TIMESTAMP_INVALID: Explanation(
+        "ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID",
+        "the event is recorded but has no time stamp yet",
+        "synchronize the event, or the stream it was recorded in, before reading its time",
+    ),
+    Code.RT_INTERNAL_ERROR: Explanation(
+        "ACL_ERROR_RT_INTERNAL_ERROR",
+        "the runtime met a state that it has no better code for, such as an event without any record",
+        "record the event before asking for its time",
+    ),
+    Code.PARAM_NULLPTR: Explanation(
+        "ACLNN_ERR_PARAM_NULLPTR",
+        "a required operator buffer is the null pointer",
+        "allocate it first; the workspace must have the size that the first phase returned",
+    ),
+    Code.PARAM_INVALID: Explanation(
+        "ACLNN_ERR_PARAM_INVALID",
+        "an operator argument has a shape, type or value that the operator refuses",
+        "read the rule in the message and change that argument",
+    ),
+    Code.FEATURE_NOT_SUPPORT: Explanation(
+        "ACL_ERROR_RT_FEATURE_NOT_SUPPORT",
+        "the runtime has no such operation, for example an asynchronous copy from host to host",
+        "use the synchronous call or other addresses",
+    ),
+    Code.MEMORY_ALLOCATION: Explanation(
+        "ACL_ERROR_RT_MEMORY_ALLOCATION",
+        "no free range of the memory is large enough",
+        "free something, ask for less, or choose a card with more memory; mem_get_info shows what is left",
+    ),
+    Code.NO_STREAM_RESOURCE: Explanation(
+        "ACL_ERROR_RT_NO_STREAM_RESORCE",  # CANN's own spelling
+        "all stream slots are in use",
+        "destroy a stream, or give init a larger max_streams (the product's limit is in aj.chip(...)['max_streams'])",
+    ),
+    Code.NO_EVENT_RESOURCE: Explanation(
+        "ACL_ERROR_RT_NO_EVENT_RESOURCE",
+        "all event slots are in use",
+        "destroy an event, or give init a larger max_events",
+    ),
+    Code.INNER_TILING: Explanation(
+        "ACLNN_ERR_INNER_TILING_ERROR",
+        "no tile of the operator fits the on-chip buffers of this chip",
+        "use a smaller head dimension or a chip with larger L1, L0 and UB",
+    ),
+    Code.TABLE_FULL: Explanation(
+        "SIM_ERROR_COMMAND_TABLE_FULL",
+        "more commands are queued and unfinished than the card's command table has rows",
+        "synchronize earlier, or give init a larger max_commands",
+    ),
+    Code.NO_BYTES_BEHIND: Explanation(
+        "SIM_ERROR_NO_BYTES_BEHIND",
+        "the address lies beyond the part of the memory that holds real bytes",
+        "give init a larger hbm_backing_bytes or host_backing_bytes, or 0 for times without values",
+    ),
+    Code.DEADLOCK: Explanation(
+        "SIM_ERROR_DEADLOCK",
+        "commands are queued, nothing runs and nothing can ever start",
+        "look at the waits in the timeline: some stream waits for work that is behind itself",
+    ),
+    Code.HEAP_TABLE_FULL: Explanation(
+        "SIM_ERROR_HEAP_TABLE_FULL",
+        "more blocks are allocated than the card's heap table has rows",
+        "give init a larger max_blocks",
+    ),
+}
+
+
+class AscendError(Exception):
+    """A failure with a status code.
+
+    Attributes:
+      code: The number CANN would answer.
+      cause: What usually causes it.
+      remedy: What to do.
+    """
+
+    def __init__(self, code: int, detail: str = "") -> None:
+        known = EXPLANATIONS.get(code, Explanation("unknown", "this code is not in the table", "look it up"))
+        self.code, self.name, self.cause, self.remedy = int(code), known.name, known.cause, known.remedy
+        where = f"{detail}: " if detail else ""
+        super().__init__(f"{where}{self.code} {self.name}: {self.cause}. Remedy: {self.remedy}.")
+
+
+class ParameterError(AscendError, ValueError):
+    """A mistake that is visible before anything runs: shape, dtype, enum, capacity.
+
+    >>> ParameterError(Code.PARAM_INVALID, "head_num", 3, "must divide 8").code
+    161002
+    """
+
+    def __init__(self, code: int, parameter: str, given: object, rule: str) -> None:
+        AscendError.__init__(self, code)
+        self.parameter, self.given, self.rule = parameter, given, rule
+        self.args = (f"{self.code} {self.name}: {parameter} = {given}: {rule}",)

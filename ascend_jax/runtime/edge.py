@@ -1,0 +1,66 @@
+"""Where ``jit`` stands: public verbs are plain Python around a few compiled stages.
+
+A *verb* is what people call; it captures the call site. A *stage* is one compiled function ``card, ... -> card`` or
+``card, ... -> (card, out)``; under an outer ``jit`` or ``vmap`` it is simply inlined.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from ascend_jax.runtime import callsite
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def verb(function: F) -> F:
+    """Pass the caller's site to ``function`` as ``site`` unless one is given."""
+
+    @functools.wraps(function)
+    def call(*args: Any, site: Any = None, **options: Any) -> Any:
+        return function(*args, site=callsite.here() if site is None else site, **options)
+
+    return call  # type: ignore[return-value]
+
+
+def stage(function: F | None = None, *, static: tuple[str, ...] = (), runs_kernels: bool = False) -> Any:
+    """Compile ``function(card, ...)``; a card with ``donate`` set gives its buffers away.
+
+    Args:
+      function: Pure function whose first argument and (first) result is a card.
+      static: Keyword arguments that are compile-time constants.
+      runs_kernels: Whether the function uses ``card.kernels``. If not, loading a kernel does not retrace it.
+    """
+    if function is None:
+        return functools.partial(stage, static=static, runs_kernels=runs_kernels)
+    keeping = jax.jit(function, static_argnames=static)
+    donating = jax.jit(function, static_argnames=static, donate_argnums=0)
+
+    @functools.wraps(function)
+    def call(card: Any, *args: Any, **options: Any) -> Any:
+        kernels = card.kernels
+        if kernels and not runs_kernels:
+            card = dataclasses.replace(card, kernels=())
+        args = tuple(_as_int32(arg) for arg in args)
+        options = {name: value if name in static else _as_int32(value) for name, value in options.items()}
+        result = (donating if card.donate else keeping)(card, *args, **options)
+        if not kernels or runs_kernels:
+            return result
+        if isinstance(result, tuple):
+            return dataclasses.replace(result[0], kernels=kernels), *result[1:]
+        return dataclasses.replace(result, kernels=kernels)
+
+    return call
+
+
+def _as_int32(value: Any) -> Any:
+    # one dtype for every whole number, so that a Python int and a handle from a previous call share a trace
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        if not -(2**31) <= value < 2**31:
+            raise ValueError(f"{value} does not fit int32: handles, byte counts and values here are below 2**31")
+        return np.int32(value)
+    return value

@@ -1,0 +1,51 @@
+"""The host's side of the clock: what a call costs the program that makes it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ascend_jax.runtime import clock
+from ascend_jax.runtime.clock import Instant
+from ascend_jax.runtime.edge import stage
+from ascend_jax.runtime.layout import Clock
+from ascend_jax.runtime.rows import with_entries
+from ascend_jax.runtime.state import CardState
+
+
+def host_now(card: CardState) -> Instant:
+    """Return where the host program stands."""
+    return Instant(card.clock[Clock.HOST_HI], card.clock[Clock.HOST_LO])
+
+
+def set_host(card: CardState, now: Instant) -> CardState:
+    """Return ``card`` with the host at ``now``."""
+    words = with_entries(card.clock, {Clock.HOST_HI: now.hi, Clock.HOST_LO: now.lo})
+    return dataclasses.replace(card, clock=words)
+
+
+def spend(card: CardState, duration_ns: jax.Array) -> CardState:
+    """Return ``card`` with the host busy for ``duration_ns`` (float32, rounded up to whole ns)."""
+    return set_host(card, clock.plus(host_now(card), clock.from_ns(duration_ns)))
+
+
+@stage
+def _work(card: CardState, duration_ns: jax.Array) -> CardState:
+    return spend(card, jnp.maximum(duration_ns.astype(jnp.float32), 0.0))
+
+
+def host_work(card: CardState, duration_ns: int | jax.Array) -> CardState:
+    """Return ``card`` after the host program has computed for ``duration_ns`` on its own."""
+    return _work(card, duration_ns)
+
+
+def host_time_ns(card: CardState) -> int:
+    """Return the host's simulated time in ns.
+
+    >>> import ascend_jax as aj
+    >>> aj.host_time_ns(aj.host_work(aj.init(aj.chip("Ascend910B2")), 1500))
+    1500
+    """
+    hi, lo = np.asarray(card.clock)[[Clock.HOST_HI, Clock.HOST_LO]]
+    return int(clock.to_ns(hi, lo))

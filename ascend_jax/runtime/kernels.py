@@ -1,0 +1,131 @@
+"""Kernels: what the runtime knows of an operator once its first phase is done.
+
+The runtime sits below the operators, so they hand it two things: a value function under a name (:func:`register`), and
+an :class:`Executor` per call, which is data only.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+Shape = tuple[int, ...]
+ValueFunction = Callable[..., Sequence[jax.Array]]
+
+_values: dict[str, ValueFunction] = {}
+
+
+def register(operator: str, value: ValueFunction) -> None:
+    """Make ``value(*inputs, **attributes) -> outputs`` the meaning of ``operator`` on memory contents.
+
+    Raises:
+      ValueError: Another function already has this name.
+    """
+    if _values.setdefault(operator, value) is not value:
+        raise ValueError(f"operator = {operator!r}: already registered; choose another name")
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """Shape and dtype of one operand, and its length in bytes."""
+
+    shape: Shape
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelSpec:
+    """The static side of an executor: operator, attributes, shapes. Hashable, comparable, plain data."""
+
+    operator: str
+    attributes: tuple[tuple[str, object], ...]
+    inputs: tuple[Argument, ...]
+    outputs: tuple[Argument, ...]
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of all outputs together."""
+        return sum(out.nbytes for out in self.outputs)
+
+    def run(self, memory: jax.Array, first_byte: jax.Array) -> jax.Array:
+        """Read the inputs from ``memory``, compute, and return the outputs as one run of bytes.
+
+        Args:
+          memory: uint8 [bytes].
+          first_byte: int32 [P], index of each operand's first byte.
+
+        Returns:
+          uint8 [output_bytes].
+        """
+        arrays = [load(memory, first_byte[i], arg) for i, arg in enumerate(self.inputs)]
+        results = _values[self.operator](*arrays, **dict(self.attributes))
+        for result, arg in zip(results, self.outputs, strict=True):
+            if result.shape != arg.shape or result.dtype != arg.dtype:
+                raise ValueError(
+                    f"operator {self.operator} returned {result.dtype}{list(result.shape)}, "
+                    f"its signature says {arg.dtype}{list(arg.shape)}"
+                )
+        return jnp.concatenate([to_bytes(result) for result in results])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a kernel asks of the card; all leaves are scalars, so tiles and chips can be vmapped."""
+
+    duration_ns: jax.Array  # float32, from first block started to last block done, on an otherwise idle card
+    cube_cores: jax.Array  # int32, cube cores held
+    vector_cores: jax.Array  # int32, vector cores held
+    blocks: jax.Array  # int32, blockDim of the launch
+    cube_busy_ns: jax.Array  # float32, busy time of one cube core
+    vector_busy_ns: jax.Array  # float32, busy time of one vector core
+    hbm_bytes: jax.Array  # float32, bytes read from and written to HBM
+    limit: jax.Array  # int32, which unit bounds the time (index into LIMITS)
+
+
+LIMITS = ("cube", "vector", "memory", "fixed")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Executor:
+    """What the first phase of an operator call returns and the second phase launches. Data only."""
+
+    kernel: jax.Array  # int32, index into CardState.kernels
+    operands: jax.Array  # int32 [P, len(Operand)], inputs first, then outputs
+    reads: jax.Array  # int32, bit p: operand p is read
+    writes: jax.Array  # int32, bit p: operand p is written
+    workspace_bytes: jax.Array  # int32
+    cost: Cost
+    code: jax.Array  # int32, 0 or why this call cannot be launched
+
+
+def load(memory: jax.Array, first_byte: jax.Array, arg: Argument) -> jax.Array:
+    """Return the array that lies in ``memory`` (uint8) from ``first_byte`` on."""
+    raw = lax.dynamic_slice(memory, (first_byte,), (arg.nbytes,))
+    return from_bytes(raw, arg)
+
+
+def from_bytes(raw: jax.Array, arg: Argument) -> jax.Array:
+    """Reinterpret uint8 [nbytes] as an array."""
+    if arg.dtype == np.bool_:
+        return (raw != 0).reshape(arg.shape)
+    size = arg.dtype.itemsize
+    words = raw if size == 1 else raw.reshape(-1, size)
+    return lax.bitcast_convert_type(words, arg.dtype).reshape(arg.shape)
+
+
+def to_bytes(array: jax.Array) -> jax.Array:
+    """Reinterpret an array as uint8 [nbytes]."""
+    if array.dtype == np.bool_:
+        return array.astype(jnp.uint8).reshape(-1)
+    return lax.bitcast_convert_type(array, jnp.uint8).reshape(-1)

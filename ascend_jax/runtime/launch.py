@@ -1,0 +1,98 @@
+"""The second phase of an operator call: an executor becomes a command in a stream."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from ascend_jax.runtime import bytes as hbm
+from ascend_jax.runtime import clock, layout, status
+from ascend_jax.runtime.codes import Code
+from ascend_jax.runtime.commands import Command, Number, answer, at_least_1ns, enqueue, is_stream
+from ascend_jax.runtime.edge import stage, verb
+from ascend_jax.runtime.host import spend
+from ascend_jax.runtime.kernels import Executor, KernelSpec
+from ascend_jax.runtime.layout import GRANULE_BYTES, Field, Kind, Operand, Resource
+from ascend_jax.runtime.memory import is_live
+from ascend_jax.runtime.rows import put_row
+from ascend_jax.runtime.state import CardState
+
+
+def load_kernel(card: CardState, spec: KernelSpec) -> tuple[CardState, int]:
+    """Make a kernel known to the card; return the card and the kernel's index. The same spec is loaded once."""
+    if spec in card.kernels:
+        return card, card.kernels.index(spec)
+    return dataclasses.replace(card, kernels=(*card.kernels, spec)), len(card.kernels)
+
+
+@stage
+def _launch(card: CardState, executor: Executor, workspace: Number, stream: Number, site: Number) -> CardState:
+    workspace = jnp.asarray(workspace, jnp.int32)
+    scratch = jnp.stack([workspace, jnp.int32(0), executor.workspace_bytes])
+    operands = put_row(executor.operands, layout.WORKSPACE, scratch)
+    uses_workspace = executor.workspace_bytes > 0
+    code = status.first_code(
+        (~is_stream(card, jnp.asarray(stream)), Code.RT_STREAM_CONTEXT),
+        (uses_workspace & (workspace == layout.NULL), Code.PARAM_NULLPTR),
+    )
+    code = jnp.where(executor.code != Code.SUCCESS, executor.code, code)
+    code = jnp.where(code == Code.SUCCESS, _check_operands(card, executor, operands), code)
+    bit = uses_workspace.astype(jnp.int32) << layout.WORKSPACE
+    cost = executor.cost
+    card = spend(card, card.chip["host_launch_ns"])
+    command = Command(
+        Kind.KERNEL,
+        stream,
+        duration=at_least_1ns(clock.from_ns(cost.duration_ns)),
+        need={Resource.CUBE: cost.cube_cores, Resource.VECTOR: cost.vector_cores},
+        operands=operands,
+        reads=executor.reads | bit,
+        writes=executor.writes | bit,
+        fields={
+            Field.BLOCKS: cost.blocks,
+            Field.KERNEL: executor.kernel,
+            Field.CUBE_NS: jnp.ceil(cost.cube_busy_ns),
+            Field.VECTOR_NS: jnp.ceil(cost.vector_busy_ns),
+            Field.MOVED: jnp.ceil(cost.hbm_bytes / GRANULE_BYTES),
+            Field.LIMIT: cost.limit,
+            Field.SITE: site,
+        },
+    )
+    card, code = enqueue(card, command, code)
+    return answer(card, code, site, stream)[0]
+
+
+def _check_operands(card: CardState, executor: Executor, operands: jax.Array) -> jax.Array:
+    slot = jnp.arange(layout.OPERANDS)
+    is_value = (((executor.reads | executor.writes) >> slot) & 1).astype(bool)
+    is_workspace = (slot == layout.WORKSPACE) & (executor.workspace_bytes > 0)
+    columns = operands[:, Operand.POINTER], operands[:, Operand.OFFSET], operands[:, Operand.BYTES]
+    live = jax.vmap(lambda *place: is_live(card, *place))(*columns)
+    on_device = columns[0] > layout.NULL
+    backed = hbm.is_backed(card, *columns) if card.has_values else jnp.ones_like(live)
+    used = is_value & (columns[2] > 0)
+    return status.first_code(
+        ((used & (columns[0] == layout.NULL)).any(), Code.PARAM_NULLPTR),
+        (((used | is_workspace) & ~(live & on_device)).any(), Code.RT_PARAM_INVALID),
+        ((used & ~backed).any(), Code.NO_BYTES_BEHIND),
+    )
+
+
+@verb
+def launch(
+    card: CardState, executor: Executor, workspace: Number, stream: Number, *, site: Number
+) -> CardState:
+    """Queue an operator in ``stream``: the second phase of an ``aclnn`` call.
+
+    Args:
+      card: The card that the first phase returned.
+      executor: What the first phase returned.
+      workspace: Device pointer to at least the workspace size that the first phase returned; 0 if that is 0.
+      stream: Stream handle.
+      site: Call site, filled in by the runtime.
+
+    Returns:
+      The card. Status: the code of the first phase if that failed; 107003 for an unknown stream, 161001 for a missing
+      workspace or operand, 107000 for an operand outside every live block.
+    """
+    return _launch(card, executor, workspace, stream, site)

@@ -1,0 +1,33 @@
+"""Changing small integer tables without scatters, which compile slowly and run one element at a time on a CPU."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+Number = int | jax.Array
+
+
+def get_row(table: jax.Array, row: Number) -> jax.Array:
+    """Return ``table[row]`` for a row number in range."""
+    return lax.dynamic_index_in_dim(table, row, 0, keepdims=False)
+
+
+def put_row(table: jax.Array, row: Number, value: jax.Array) -> jax.Array:
+    """Return ``table`` with ``value`` at ``row``, which must be in range."""
+    return lax.dynamic_update_index_in_dim(table, value, row, 0)
+
+
+def put_if(is_wanted: jax.Array, table: jax.Array, row: Number, value: jax.Array) -> jax.Array:
+    """Return ``table`` with ``value`` at ``row`` if it is wanted."""
+    return put_row(table, row, jnp.where(is_wanted, value, get_row(table, row)))
+
+
+def with_entries(table: jax.Array, entries: Mapping[int, Number]) -> jax.Array:
+    """Return ``table`` with some entries of its last axis replaced; keys are static, values broadcast."""
+    columns = [
+        jnp.broadcast_to(jnp.asarray(entries[i], table.dtype), table.shape[:-1]) if i in entries else table[..., i]
+        for i in range(table.shape[-1])
+    ]
+    return jnp.stack(columns, axis=-1)

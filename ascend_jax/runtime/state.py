@@ -1,0 +1,171 @@
+"""``CardState``: everything that changes on one card, as one immutable pytree of few arrays."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ascend_jax.chip.spec import ChipSpec
+from ascend_jax.runtime import layout
+from ascend_jax.runtime.kernels import KernelSpec
+from ascend_jax.runtime.layout import Event, Field, HeapWord, Operand, Phase, StatusWord, Stream, Time
+
+CHUNK_BYTES = 1 << 16  # data moves in chunks of this size; the byte arrays carry one chunk of slack
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CommandTable:
+    """The commands of a card, newest first to be reused: row ``sequence % N``; row N is the trash row."""
+
+    fields: jax.Array  # int32 [N + 1, FIELDS], written at enqueue
+    operands: jax.Array  # int32 [N + 1, P, len(Operand)], byte ranges
+    times: jax.Array  # int32 [N + 1, len(Time)], written by the engine
+
+    @property
+    def rows(self) -> int:
+        """N, the number of commands the table can hold."""
+        return int(self.fields.shape[-2]) - 1
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Heap:
+    """Live blocks of one memory, sorted by address, so that gaps are differences."""
+
+    blocks: jax.Array  # int32 [M, len(HeapEntry)], granules; unused rows start at 2**31 - 1
+    words: jax.Array  # int32 [len(HeapWord)], granules
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CardState:
+    """One simulated card. Letters: S streams, E events, N commands, P operands, M blocks (see ``layout``).
+
+    ``memory`` holds the visible bytes: first the HBM that is backed by real bytes, then pinned host memory, then a
+    chunk of slack. ``shadow`` has the same addresses and holds what running commands have computed and not published:
+    a command reads its inputs when it starts and its outputs become visible when it ends.
+    """
+
+    chip: ChipSpec
+    hbm: Heap
+    host: Heap
+    table: CommandTable
+    streams: jax.Array  # int32 [S + 1, len(Stream)]
+    events: jax.Array  # int32 [E, len(Event)]
+    clock: jax.Array  # int32 [len(Clock)]
+    status: jax.Array  # int32 [len(StatusWord)]
+    memory: jax.Array  # uint8 [hbm_backing_bytes + host_backing_bytes + CHUNK_BYTES]
+    shadow: jax.Array  # uint8, like memory
+    kernels: tuple[KernelSpec, ...] = dataclasses.field(metadata={"static": True})
+    hbm_backing_bytes: int = dataclasses.field(metadata={"static": True})
+    host_backing_bytes: int = dataclasses.field(metadata={"static": True})
+    donate: bool = dataclasses.field(metadata={"static": True})
+
+    @property
+    def has_values(self) -> bool:
+        """Whether commands move real bytes; without a backing the card keeps times only."""
+        return self.hbm_backing_bytes > 0
+
+
+def init(
+    chip: ChipSpec,
+    *,
+    hbm_backing_bytes: int = 64 << 20,
+    host_backing_bytes: int = 1 << 20,
+    max_streams: int = 64,
+    max_events: int = 64,
+    max_commands: int = 512,
+    max_blocks: int = 256,
+    donate: bool = False,
+) -> CardState:
+    """Return a card that has just been set up: empty memory, one default stream (handle 0), clock at 0.
+
+    Args:
+      chip: What the card is; see :func:`ascend_jax.chip`.
+      hbm_backing_bytes: How much of the HBM, from its first allocatable byte, holds real bytes; 0 = times only.
+      host_backing_bytes: Pinned host memory available to ``malloc_host``.
+      max_streams: Stream slots S, at most what the product allows.
+      max_events: Event slots E, at most what the product allows.
+      max_commands: Rows N of the command table; the timeline shows the latest N commands.
+      max_blocks: Live allocations M per memory.
+      donate: If true, every call consumes the card that it is given and works in its buffers; otherwise old cards
+        stay valid, and a call that changes memory contents copies them.
+
+    Raises:
+      ValueError: A size is not positive or above its limit; the message names it.
+
+    >>> import ascend_jax as aj
+    >>> card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=1 << 20)
+    >>> card.chip.name
+    'Ascend910B2'
+    """
+    if not isinstance(chip, ChipSpec):
+        raise TypeError(f"chip = {chip!r}: expected a ChipSpec; write aj.init(aj.chip('Ascend910B2'))")
+    sizes = {
+        "max_streams": (max_streams, 1, 1 << 15),
+        "max_events": (max_events, 1, 1 << 17),
+        "max_commands": (max_commands, 2, 1 << 22),
+        "max_blocks": (max_blocks, 1, 1 << 20),
+        "hbm_backing_bytes": (hbm_backing_bytes, 0, (2**31 - 1) - CHUNK_BYTES),
+        "host_backing_bytes": (host_backing_bytes, 0, (2**31 - 1) - CHUNK_BYTES - hbm_backing_bytes),
+    }
+    for name, (value, least, most) in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
+            raise ValueError(f"{name} = {value!r}: must be an integer from {least} to {most}")
+    hbm_backing_bytes = _whole_granules(hbm_backing_bytes)
+    host_backing_bytes = _whole_granules(host_backing_bytes)
+    nbytes = hbm_backing_bytes + host_backing_bytes + CHUNK_BYTES
+    streams = _filled(max_streams + 1, {Stream.HEAD: max_commands, Stream.LAST: max_commands}, len(Stream))
+    streams[0, Stream.ALIVE] = 1  # the default stream
+    events = _filled(max_events, {Event.RECORD: layout.NONE}, len(Event))
+    status = np.zeros(len(StatusWord), np.int32)
+    status[StatusWord.STREAM] = layout.NONE
+    hbm_end = jnp.floor(chip["hbm_bytes"] / layout.GRANULE_BYTES).astype(jnp.int32)
+    host_end = layout.HOST_BASE + host_backing_bytes // layout.GRANULE_BYTES
+    return CardState(
+        chip=jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), chip),
+        hbm=_empty_heap(max_blocks, layout.HBM_BASE, hbm_end),
+        host=_empty_heap(max_blocks, layout.HOST_BASE, host_end),
+        table=_empty_table(max_commands),
+        streams=jnp.array(streams),
+        events=jnp.array(events),
+        clock=jnp.zeros(len(layout.Clock), jnp.int32),
+        status=jnp.array(status),
+        memory=jnp.zeros(nbytes, jnp.uint8),
+        shadow=jnp.zeros(nbytes if hbm_backing_bytes else 0, jnp.uint8),
+        kernels=(),
+        hbm_backing_bytes=hbm_backing_bytes,
+        host_backing_bytes=host_backing_bytes,
+        donate=donate,
+    )
+
+
+def _whole_granules(nbytes: int) -> int:
+    return -(-int(nbytes) // layout.GRANULE_BYTES) * layout.GRANULE_BYTES
+
+
+def _filled(rows: int, values: dict, columns: int) -> np.ndarray:
+    array = np.zeros((rows, columns), np.int32)
+    for column, value in values.items():
+        array[:, column] = value
+    return array
+
+
+def _empty_heap(max_blocks: int, base: int, end: jax.Array | int) -> Heap:
+    blocks = _filled(max_blocks, {layout.HeapEntry.START: 2**31 - 1}, len(layout.HeapEntry))
+    words = jnp.zeros(len(HeapWord), jnp.int32).at[HeapWord.BASE].set(base).at[HeapWord.END].set(end)
+    return Heap(blocks=jnp.array(blocks), words=words)
+
+
+def _empty_table(rows: int) -> CommandTable:
+    fields = _filled(rows + 1, {Field.SEQUENCE: layout.NONE, Field.DEPENDS: layout.NONE, Field.NEXT: rows}, layout.FIELDS)
+    fields[:, Field.KERNEL] = layout.NONE
+    times = _filled(rows + 1, {Time.PHASE: Phase.EMPTY, Time.EFFECT: layout.Effect.PUBLISHED}, len(Time))
+    times[rows, Time.PHASE] = Phase.DONE
+    return CommandTable(
+        fields=jnp.array(fields),
+        operands=jnp.zeros((rows + 1, layout.OPERANDS, len(Operand)), jnp.int32),
+        times=jnp.array(times),
+    )

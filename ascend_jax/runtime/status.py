@@ -1,0 +1,91 @@
+"""The status word: the first failure stays, with where it happened; the latest code is beside it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ascend_jax.runtime import callsite, layout
+from ascend_jax.runtime.codes import EXPLANATIONS, AscendError, Code
+from ascend_jax.runtime.layout import StatusWord
+from ascend_jax.runtime.state import CardState
+
+
+def note(card: CardState, code: jax.Array, site: jax.Array, stream: jax.Array | int = layout.NONE) -> CardState:
+    """Record the answer of one call: ``code`` is the latest; if it is the first failure it also stays."""
+    word = card.status
+    is_first = (word[StatusWord.CODE] == Code.SUCCESS) & (code != Code.SUCCESS)
+    sticky = jnp.where(
+        is_first,
+        jnp.stack([jnp.asarray(x, jnp.int32) for x in (code, word[StatusWord.CALLS], stream, site)]),
+        word[: StatusWord.LAST],
+    )
+    return dataclasses.replace(
+        card, status=jnp.concatenate([sticky, jnp.stack([code.astype(jnp.int32), word[StatusWord.CALLS] + 1])])
+    )
+
+
+def first_code(*checks: tuple[jax.Array, Code]) -> jax.Array:
+    """Return the code of the first check that holds (``(is_wrong, code)`` pairs), or 0."""
+    code = jnp.int32(Code.SUCCESS)
+    for is_wrong, wrong in reversed(checks):
+        code = jnp.where(is_wrong, jnp.int32(wrong), code)
+    return code
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """The status of a card on the host. ``code`` 0 means that nothing has failed."""
+
+    code: int
+    name: str
+    call: int  # number of the call that failed first, counted from 0
+    stream: int  # stream concerned, or -1
+    site: str  # file:line of the call
+    last_code: int  # code of the latest call
+    calls: int
+
+
+def status(card: CardState) -> Status:
+    """Return what has failed first on ``card``, if anything.
+
+    >>> import ascend_jax as aj
+    >>> card, ptr = aj.malloc(aj.init(aj.chip("Ascend910B2")), 0)
+    >>> aj.status(card).code, aj.status(card).name
+    (100000, 'ACL_ERROR_INVALID_PARAM')
+    """
+    word = [int(x) for x in np.asarray(card.status)]
+    code = word[StatusWord.CODE]
+    return Status(
+        code=code,
+        name=EXPLANATIONS[code].name if code in EXPLANATIONS else "unknown",
+        call=word[StatusWord.CALL],
+        stream=word[StatusWord.STREAM],
+        site=callsite.text(word[StatusWord.SITE]),
+        last_code=word[StatusWord.LAST],
+        calls=word[StatusWord.CALLS],
+    )
+
+
+def last_code(card: CardState) -> jax.Array:
+    """Return the code CANN would have answered to the latest call (int32 scalar, 0 = success)."""
+    return card.status[..., StatusWord.LAST]
+
+
+def raise_if_error(card: CardState) -> None:
+    """Raise on the host if any call on ``card`` has failed.
+
+    Raises:
+      AscendError: With code, name, cause, remedy, and where the first failure happened.
+    """
+    now = status(card)
+    if now.code != Code.SUCCESS:
+        stream = f", stream {now.stream}" if now.stream != layout.NONE else ""
+        raise AscendError(now.code, f"call {now.call} at {now.site or 'unknown site'}{stream}")
+
+
+def clear_error(card: CardState) -> CardState:
+    """Return ``card`` with the sticky failure forgotten."""
+    fresh = jnp.array([0, 0, layout.NONE, 0, 0], jnp.int32)
+    return dataclasses.replace(card, status=jnp.concatenate([fresh, card.status[StatusWord.CALLS :]]))

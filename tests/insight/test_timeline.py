@@ -1,0 +1,156 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ascend_jax.insight.timeline import NEVER_NS, Timeline
+
+SEEDS = st.integers(0, 2**32)
+
+
+def expected_reasons(rows):
+    """The rule of `wait_reason` for finished logs, row by row."""
+    end = {row["command"]: row["end_ns"] for row in rows}
+    last, reasons = {}, []
+    for row in rows:
+        previous = last.get(row["stream"])
+        before = -1 if previous is None else previous["end_ns"]
+        event = end.get(row.get("waits_for"), -1)
+        if row["start_ns"] > row["ready_ns"]:
+            reason = "copy engine" if row.get("engine") else "cores"
+        elif before >= max(event, row["issue_ns"]):
+            behind_wait = previous["kind"] == "event wait"
+            reason = previous["reason"] if behind_wait else "stream order"
+        elif event >= row["issue_ns"]:
+            reason = "event"
+        else:
+            reason = "host" if row["issue_ns"] > rows[0]["issue_ns"] else ""
+        row["reason"] = reason
+        last[row["stream"]] = row
+        reasons.append(reason)
+    return reasons
+
+
+@given(SEEDS)
+def test_wait_reason_matches_plain_rule(build, random_rows, seed):
+    rows = random_rows(seed)
+    assert build(rows).wait_reason().tolist() == expected_reasons(rows)
+
+
+@given(SEEDS)
+def test_summaries_match_counting_nanoseconds(build, random_rows, seed):
+    rows = random_rows(seed, count=12)
+    log = build(rows)
+    begin, end = min(row["issue_ns"] for row in rows), max(row["end_ns"] for row in rows)
+    assert log.makespan_ns == end - begin
+    running = [[r for r in rows if r["start_ns"] <= t < r["end_ns"]] for t in range(begin, end)]
+    kernels = [sum(row["kind"] == "kernel" for row in now) for now in running]
+    assert log.max_concurrent_kernels() == max(kernels, default=0)
+
+    found = log.utilisation()
+    span = max(1, end - begin)
+    for unit, cores in (("cube", 4), ("vector", 8)):
+        held = sum(row.get(f"held_{unit}", 0) for now in running for row in now)
+        busy = sum(row.get(f"held_{unit}", 0) * row.get(f"{unit}_busy_ns", 0) for row in rows)
+        assert found[f"{unit} held"] == pytest.approx(held / (cores * span))
+        assert found[unit] == pytest.approx(busy / (cores * span))
+    for engine in ("h2d", "d2h", "d2d"):
+        used = sum(any(row.get("engine") == engine for row in now) for now in running)
+        assert found[engine] == pytest.approx(used / span)
+
+
+def test_copies_that_overlap_on_one_engine_count_once(build):
+    copy = {"kind": "copy", "engine": "h2d"}
+    spans = [(0, 50), (10, 20), (40, 60), (80, 100)]
+    log = build([{**copy, "stream": s, "start_ns": a, "end_ns": b} for s, (a, b) in enumerate(spans)])
+    assert log.utilisation()["h2d"] == 0.8
+
+
+@given(SEEDS)
+def test_rows_survive_json(build, random_rows, seed):
+    log = build(random_rows(seed))
+    again = build(json.loads(json.dumps(log.rows())))
+    assert again.rows() == log.rows()
+
+
+def test_a_hang_is_told_from_a_queue(build):
+    log = build(
+        [
+            {"kind": "event wait", "stream": 0, "start_ns": 0},  # nobody recorded the event
+            {"stream": 0, "held_cube": 1},
+            {"stream": 1, "start_ns": 0, "held_cube": 4},  # still running
+            {"stream": 1, "held_cube": 4},
+            {"stream": 2, "held_cube": 1},
+            {"kind": "event wait", "stream": 3, "waits_for": 3},
+            {"kind": "copy", "engine": "d2h", "stream": 4},
+        ]
+    )
+    assert log.wait_reason().tolist() == [
+        "event", "event", "", "stream order", "cores", "event", "copy engine",
+    ]  # fmt: skip
+    assert log.started.tolist() == [True, False, True, False, False, False, False]
+    assert not log.finished.any()
+    assert log.makespan_ns == 0
+    assert set(log.utilisation().values()) == {0.0}
+    assert log.rows()[1]["start_ns"] is None
+
+
+def test_times_of_predecessors(build):
+    log = build(
+        [
+            {"command": 5, "stream": 1, "issue_ns": 3, "start_ns": 3, "end_ns": 9},
+            {"command": 7, "stream": 2, "issue_ns": 4, "start_ns": 4},
+            {"command": 8, "stream": 1, "issue_ns": 5, "start_ns": 9, "end_ns": 10, "waits_for": 5},
+            {"command": 9, "stream": 2, "issue_ns": 6, "waits_for": 7},
+            {"command": 10, "stream": 1, "issue_ns": 12, "waits_for": 1},  # long out of the log
+        ]
+    )
+    assert log.previous().tolist() == [-1, -1, 0, 1, 2]
+    assert log.previous_end_ns().tolist() == [-1, -1, 9, NEVER_NS, 10]
+    assert log.event_ns().tolist() == [-1, -1, 9, NEVER_NS, -1]
+    assert log.position_of(np.array([10, 6, 5, 99])).tolist() == [4, -1, 0, -1]
+    assert log.until_ns().tolist() == [9, 12, 10, -1, -1]
+    assert (log.begin_ns, log.horizon_ns, log.makespan_ns) == (3, 12, 7)
+
+
+def test_empty_log(build):
+    log = build([])
+    assert (len(log), log.makespan_ns, log.begin_ns, log.horizon_ns, log.max_concurrent_kernels()) == (0,) * 5
+    assert log.rows() == [] and log.wait_reason().shape == (0,)
+    assert log.previous_end_ns().shape == log.event_ns().shape == (0,)
+    assert log.position_of(np.array([3])).tolist() == [-1]
+    assert set(log.utilisation().values()) == {0.0}
+
+
+def test_absolute_times_beyond_int32_stay_exact(build):
+    hour = 3_600_000_000_000
+    log = build([{"issue_ns": hour, "start_ns": hour + 1, "end_ns": hour + 4}])
+    assert log.makespan_ns == 4
+
+
+def test_columns_are_copied_and_read_only(build):
+    log = build([{"start_ns": 0, "end_ns": 1}])
+    with pytest.raises(ValueError, match="read-only"):
+        log.end_ns[0] = 5
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"start_ns": 5, "end_ns": 4}], "ends before it starts"),
+        ([{"end_ns": 4}], "ends before it starts"),
+        ([{"command": 2}, {"command": 2}], "order of enqueueing"),
+        ([{"begin_ns": 2}], "begin_ns"),
+    ],
+)
+def test_impossible_rows_are_refused(build, rows, message):
+    with pytest.raises(ValueError, match=message):
+        build(rows)
+
+
+def test_columns_of_unequal_length_are_refused(build):
+    log = build([{}, {}])
+    with pytest.raises(ValueError, match="equally long"):
+        Timeline(**{**vars(log), "site": ["a.py:1"]})

@@ -1,0 +1,300 @@
+"""Attention tiles and times against a plain Python twin and the published times of the vendor operator."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ascend_jax.chip import FIELDS, OnChipError, chip, chips, require
+from ascend_jax.ops.attention.tiling import (
+    LIMITS,
+    TILES,
+    AttentionShape,
+    attention_cost,
+    choose_tile,
+    place_tile,
+    workspace_bytes,
+)
+
+SPEC = chip("Ascend910B2")
+MEASURED_US = {1024: 58.461, 4096: 118.302, 16384: 1118.462}  # 910B2, one head, D 128, fp16
+choose = jax.jit(choose_tile, static_argnums=1)
+price = jax.jit(attention_cost, static_argnums=(1, 2))
+
+SHAPES = [
+    AttentionShape(1, 1, 1, 4096, 4096, 128, 128, 2),
+    AttentionShape(2, 8, 2, 1000, 3001, 192, 128, 2),
+    AttentionShape(1, 4, 4, 2048, 2048, 64, 64, 2, causal_offset=0),
+    AttentionShape(1, 2, 1, 300, 700, 96, 96, 4, causal_offset=400),
+    AttentionShape(64, 8, 8, 1, 4096, 128, 128, 2),
+    AttentionShape(1, 64, 64, 512, 400_000, 512, 512, 2),  # keys of the heads in work exceed L2
+]
+
+
+def up(x, step):
+    return -(-x // step) * step
+
+
+def twin(spec, shape, tile, cores=None):
+    """Float64 re-derivation of times, waves, blocks and bytes from the table in the module's docstring."""
+    v = {name: float(spec[name]) for name in FIELDS}
+    size, split = shape.dtype_bytes, v["vector_per_cube"] > 1
+    d, dv = up(shape.dim, 16), up(shape.value_dim, 16)
+    rows, cols = min(tile[0], up(shape.q_len, 16)), min(tile[1], up(shape.kv_len, 16))
+    walked = []  # (columns, rounds) of every block of a head
+    for start in range(0, shape.q_len, rows):
+        last = min(start + rows, shape.q_len) - 1
+        visible = shape.kv_len
+        if shape.causal_offset is not None:
+            visible = sum(1 for j in range(shape.kv_len) if j <= last + shape.causal_offset)
+        rounds = math.ceil(visible / cols)
+        walked.append((min(rounds * cols, up(shape.kv_len, 16)), rounds))
+    blocks = shape.batch * shape.heads * len(walked)
+    used = min(int(v["cube_cores"]) if cores is None else min(cores, int(v["cube_cores"])), blocks)
+    waves = math.ceil(blocks / used)
+    workspace = int(v["cube_cores"]) * 2 * rows * (cols * (4 + size) + dv * 4) if split else 0
+    sharers = len(walked) * shape.heads // shape.kv_heads
+    kv_heads = shape.batch * shape.kv_heads
+    row_bytes = (shape.dim + shape.value_dim) * size
+    active_heads = min(math.ceil(used / sharers), kv_heads)
+    first = 1 / sharers if active_heads * shape.kv_len * row_bytes + workspace <= v["l2_bytes"] else 1.0
+    mean = tuple(np.mean(walked, axis=0))
+    longest = max(walked)
+    reads = max(first * mean[0] * blocks, kv_heads * longest[0])
+    hbm = row_bytes * (reads + shape.batch * shape.heads * shape.q_len)
+
+    def matmul(m, n, k):
+        tiles = math.ceil(m / 128) * math.ceil(n / 128) * math.ceil(k / 128)
+        steps = math.ceil(m / 16) * math.ceil(n / 16) * math.ceil(k / 16)
+        mmad = (6 * tiles + steps / (v["cube_fp32_share"] if size == 4 else 1)) / v["clock_hz"]
+        left, right = m * k * math.ceil(n / 128), k * n * math.ceil(m / 128)
+        return max(mmad, size * (left / v["l1_l0a_bytes_per_s"] + right / v["l1_l0b_bytes_per_s"]))
+
+    def block(columns, rounds):
+        cube = matmul(rows, columns, shape.dim) + matmul(rows, dv, columns)
+        own = math.ceil(rows / v["vector_per_cube"])
+        pieces = math.ceil(own / 8)
+        cycles = 11 * math.ceil(own * columns / 64) + 6 * 26 * pieces * rounds
+        cycles += 4 * math.ceil(own * dv * rounds / 64) + 2 * 26 * pieces * rounds
+        cycles += 6 * math.ceil(own * dv / 64) + 2 * 26 * pieces
+        vector = cycles / v["clock_hz"]
+        keys, p = size * columns * (d + dv), size * rows * columns
+        s = 4 * rows * (columns + rounds * dv)
+        if split:
+            ports = [
+                (size * rows * d + first * keys) / v["gm_l1_bytes_per_s"]
+                + ((1 - first) * keys + p) / v["l2_l1_bytes_per_s"],
+                s / v["l0c_gm_bytes_per_s"],
+                s / rows * own / v["l2_ub_bytes_per_s"]
+                + own * size * (columns + dv) / v["ub_gm_bytes_per_s"],
+                used * (size * rows * d + keys + s + p) / v["l2_bytes_per_s"],
+            ]
+        else:
+            ports = [
+                (size * rows * d + first * keys) / v["gm_l1_bytes_per_s"]
+                + (1 - first) * keys / v["l2_l1_bytes_per_s"],
+                (s + p) / v["vector_bytes_per_cycle"] / v["clock_hz"]
+                + size * rows * dv / v["ub_gm_bytes_per_s"],
+                used * (size * rows * d + keys) / v["l2_bytes_per_s"],
+            ]
+        memory = max(*ports, hbm / waves / v["hbm_bytes_per_s"])
+        parts = sorted((cube, vector, memory))
+        return parts[2] + v["attention_overlap_loss"] * (parts[0] + parts[1])
+
+    work = max(waves * block(*mean), block(*longest))
+    return {
+        "duration_ns": v["kernel_head_ns"] + v["attention_fixed_ns"] + 1e9 * work,
+        "waves": waves,
+        "blocks": blocks,
+        "hbm_bytes": hbm,
+        "workspace_bytes": workspace,
+    }
+
+
+@pytest.mark.parametrize("name", ["Ascend910B2", "Ascend910A"])
+@pytest.mark.parametrize("shape", SHAPES[:5])
+def test_cost_equals_the_twin(name, shape):
+    spec = chip(name)
+    for tile, cores in (((64, 1024), None), ((128, 256), 7)):
+        expected, found = twin(spec, shape, tile, cores), price(spec, shape, tile, cores)
+        assert bool(found.fits)
+        assert (int(found.waves), int(found.blocks)) == (expected["waves"], expected["blocks"])
+        for key in ("duration_ns", "hbm_bytes", "workspace_bytes"):
+            assert float(getattr(found, key)) == pytest.approx(expected[key], rel=2e-5), key
+
+
+def test_keys_beyond_l2_are_read_again():
+    expected, found = twin(SPEC, SHAPES[5], (128, 1024)), price(SPEC, SHAPES[5], (128, 1024))
+    assert float(found.hbm_bytes) == pytest.approx(expected["hbm_bytes"], rel=1e-5)
+    assert float(found.duration_ns) == pytest.approx(expected["duration_ns"], rel=1e-5)
+    compulsory = 2 * 1024 * 64 * (512 + 400_000)
+    assert float(found.hbm_bytes) > 3.9 * compulsory
+
+
+@pytest.mark.parametrize("length", MEASURED_US)
+def test_published_times_within_15_percent(length):
+    cost = choose(SPEC, AttentionShape(1, 1, 1, length, length, 128, 128, 2))
+    assert float(cost.duration_ns) / 1e3 == pytest.approx(MEASURED_US[length], rel=0.15)
+
+
+def test_published_rate_that_was_not_fitted():
+    """The vendor operator reaches 150.8 TFLOPS at S = 32768."""
+    cost = choose(SPEC, AttentionShape(1, 1, 1, 32768, 32768, 128, 128, 2))
+    assert 4 * 32768**2 * 128 / float(cost.duration_ns) / 1e3 == pytest.approx(150.8, rel=0.15)
+
+
+@pytest.mark.parametrize("shape", SHAPES[1:4])
+def test_choice_is_the_fastest_of_a_loop(shape):
+    legal = [tile for tile in TILES if place_tile(SPEC, shape, tile).fits]
+    times = {tile: twin(SPEC, shape, tile)["duration_ns"] for tile in legal}
+    best = choose(SPEC, shape)
+    tile = TILES[int(best.tile)]
+    assert float(best.duration_ns) == pytest.approx(min(times.values()), rel=2e-5)
+    assert times[tile] == pytest.approx(min(times.values()), rel=2e-5)
+    chex.assert_trees_all_close(best, price(SPEC, shape, tile), rtol=1e-6)
+
+
+def test_batch_of_specs_equals_a_loop():
+    clocks = np.array([1.0e9, 1.8e9], np.float32)
+    batch = jax.jit(jax.vmap(lambda spec: choose_tile(spec, SHAPES[0])))(SPEC.replace(clock_hz=clocks))
+    for lane, clock in enumerate(clocks):
+        one = choose(SPEC.replace(clock_hz=clock), SHAPES[0])
+        chex.assert_trees_all_close(jax.tree.map(lambda leaf, i=lane: leaf[i], batch), one, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [16, 192, 768])
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_documented_head_size_has_a_tile(dim, size):
+    shape = AttentionShape(1, 8, 8, 4096, 4096, dim, dim, size)
+    cost = choose(SPEC, shape)
+    assert bool(cost.fits) and math.isfinite(float(cost.duration_ns))
+    require(place_tile(SPEC, shape, TILES[int(cost.tile)]))
+
+
+def test_tile_that_does_not_fit_is_refused_with_numbers():
+    shape = AttentionShape(1, 1, 1, 8192, 8192, 128, 128, 2)
+    cost = price(SPEC, shape, (128, 2048))
+    assert not bool(cost.fits) and math.isinf(float(cost.duration_ns))
+    with pytest.raises(OnChipError, match=r"UB: 208896 bytes asked for, 196608 available"):
+        require(place_tile(SPEC, shape, (128, 2048)))
+    assert bool(price(chip("910A"), shape, (128, 2048)).fits)
+
+
+def test_no_tile_says_so():
+    cost = choose(SPEC.replace(l1_bytes=1024), SHAPES[0])
+    assert not bool(cost.fits) and math.isinf(float(cost.duration_ns))
+
+
+def test_plan_of_the_vendor_tile():
+    rows = {(row["level"], row["buffer"]): row for row in place_tile(SPEC, SHAPES[0], (128, 1024)).report()}
+    for level in ("L0A", "L0B"):
+        row = rows[level, "left" if level == "L0A" else "right"]
+        assert (row["size_bytes"], row["copies"]) == (32768, 2)  # double-buffered 128 x 128 fp16 fill 64 KiB
+    assert rows["L0C", "score"]["size_bytes"] + rows["L0C", "output"]["size_bytes"] == 131072
+    assert rows["UB", "row_statistics"]["size_bytes"] == 128 * 32
+    assert rows["UB", "score"]["size_bytes"] == 32768  # 8 x 1024 fp32
+
+
+def test_waves_follow_the_cores():
+    shape = SHAPES[0]  # 64 blocks of 64 rows
+    for cores, waves in ((64, 3), (32, 3), (24, 3), (22, 3), (21, 4), (1, 64)):
+        cost = price(SPEC, shape, (64, 1024), cores)
+        assert (int(cost.waves), int(cost.cores_used)) == (waves, min(cores, 24))
+    one, all_cores = price(SPEC, shape, (64, 1024), 1), price(SPEC, shape, (64, 1024))
+    assert float(one.duration_ns) > 10 * float(all_cores.cube_busy_ns)
+    with pytest.raises(ValueError, match="cores=0"):
+        attention_cost(SPEC, shape, (64, 1024), 0)
+
+
+def test_causal_work_counts_live_tiles():
+    full = AttentionShape(1, 16, 16, 8192, 8192, 128, 128, 2)
+    causal = AttentionShape(1, 16, 16, 8192, 8192, 128, 128, 2, causal_offset=0)
+    whole, half = (price(SPEC, shape, (128, 128)) for shape in (full, causal))
+    live, total = sum(range(1, 65)), 64 * 64
+    assert float(half.cube_busy_ns) / float(whole.cube_busy_ns) == pytest.approx(live / total, rel=0.01)
+    unbounded = AttentionShape(1, 16, 16, 8192, 8192, 128, 128, 2, causal_offset=8191)
+    chex.assert_trees_all_close(price(SPEC, unbounded, (128, 128)), whole)
+    one_head = AttentionShape(1, 1, 1, 2048, 2048, 128, 128, 2, causal_offset=0)  # 16 blocks, 24 cores
+    longest = AttentionShape(1, 1, 1, 2048, 2048, 128, 128, 2)
+    assert float(price(SPEC, one_head, (128, 128)).duration_ns) >= 0.9 * float(
+        price(SPEC, longest, (128, 128)).duration_ns
+    )
+
+
+def test_workspace_is_concrete_for_a_concrete_spec():
+    rows, cols = 128, 1024
+    expected = 24 * 2 * (rows * cols * (4 + 2) + rows * 128 * 4)
+    found = workspace_bytes(SPEC, SHAPES[0], (rows, cols))
+    assert isinstance(found, int) and found == expected
+    assert int(jax.jit(lambda spec: workspace_bytes(spec, SHAPES[0], (rows, cols)))(SPEC)) == expected
+    assert workspace_bytes(chip("910A"), SHAPES[0], (rows, cols)) == 0
+
+
+def test_limits():
+    assert LIMITS[int(choose(SPEC, AttentionShape(1, 1, 1, 128, 128, 128, 128, 2)).limit)] == "fixed"
+    assert LIMITS[int(choose(SPEC, AttentionShape(1, 64, 64, 8192, 8192, 512, 512, 4)).limit)] == "cube"
+    assert LIMITS[int(choose(SPEC, AttentionShape(1, 64, 64, 8192, 8192, 32, 32, 2)).limit)] == "vector"
+    assert LIMITS[int(choose(SPEC, AttentionShape(256, 32, 32, 1, 8192, 128, 128, 2)).limit)] == "memory"
+
+
+@pytest.mark.parametrize("name", chips())
+def test_every_chip_answers(name):
+    assert math.isfinite(float(choose(chip(name), SHAPES[0]).duration_ns))
+
+
+def test_changed_values_do_not_retrace():
+    traced = jax.jit(chex.assert_max_traces(choose_tile, n=1), static_argnums=1)
+    slow, fast = (float(traced(SPEC.replace(clock_hz=hz), SHAPES[0]).duration_ns) for hz in (1e9, 2e9))
+    assert slow > fast
+    gradient = jax.jit(jax.grad(lambda spec: choose_tile(spec, SHAPES[0]).duration_ns))(SPEC)
+    assert bool(jnp.isfinite(gradient.values).all()) and float(gradient["attention_fixed_ns"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"heads": 3, "kv_heads": 2}, "no multiple"),
+        ({"q_len": 0}, "q_len=0"),
+        ({"dtype_bytes": 8}, "dtype_bytes=8"),
+    ],
+)
+def test_bad_shapes_are_refused(change, message):
+    good = {
+        "batch": 1,
+        "heads": 1,
+        "kv_heads": 1,
+        "q_len": 1,
+        "kv_len": 1,
+        "dim": 1,
+        "value_dim": 1,
+        "dtype_bytes": 2,
+    }
+    with pytest.raises(ValueError, match=message):
+        AttentionShape(**(good | change))
+    with pytest.raises(ValueError, match="multiples of 16"):
+        attention_cost(SPEC, AttentionShape(**good), (20, 64))
+
+
+def test_fit_finds_the_constants_of_the_catalogue(tmp_path):
+    tool = Path(__file__).parents[2] / "tools" / "fit_attention.py"
+    loaded = importlib.util.spec_from_file_location("fit_attention", tool)
+    fit_attention = importlib.util.module_from_spec(loaded)
+    loaded.loader.exec_module(fit_attention)
+    table = tmp_path / "rows.csv"
+    lines = [f"910B2,fa_fwd_vendor,fp16,1,1,{s},{s},128,0,{us},us" for s, us in MEASURED_US.items()]
+    lines.append("910B2,fa_fwd,fp16,1,1,1024,1024,128,0,20.96,us")
+    table.write_text("soc,kind,dtype,batch,heads,sq,sk,d,causal,value,unit\n" + "\n".join(lines))
+    rows = fit_attention.read_rows(str(table), SPEC.name, "fa_fwd_vendor")
+    assert len(rows) == 3
+    fitted = fit_attention.fit(SPEC.replace(attention_fixed_ns=10_000, attention_overlap_loss=0.5), rows)
+    assert float(fitted["attention_fixed_ns"]) == pytest.approx(float(SPEC["attention_fixed_ns"]), rel=0.02)
+    assert float(fitted["attention_overlap_loss"]) == pytest.approx(
+        float(SPEC["attention_overlap_loss"]), abs=0.01
+    )
+    errors = [line["error_percent"] for line in fit_attention.report(fitted, rows)["rows"]]
+    assert max(map(abs, errors)) < 10
