@@ -77,6 +77,7 @@ class ChipSpec:
         return dataclasses.replace(self, values=values)
 
 
+@functools.cache
 def chips() -> tuple[str, ...]:
     """Sorted names of the catalogue.
 
@@ -170,9 +171,13 @@ def _short(name: str) -> str:
     return name.strip().lower().removeprefix("ascend")
 
 
+@functools.cache
+def _known() -> dict[str, str]:
+    return {_short(full): full for full in chips()}
+
+
 def _resolve(name: str) -> str:
-    known = {_short(full): full for full in chips()}
-    short = _short(name)
+    known, short = _known(), _short(name)
     if short in known:
         return known[short]
     if short in _REFUSED:

@@ -260,6 +260,11 @@ class Timeline:
         order = np.lexsort((change, times))  # at one time, ends go first
         return int(np.cumsum(change[order]).max(initial=0))
 
+    def of_kind(self, kind: str) -> Timeline:
+        """Returns the commands of one kind only."""
+        columns = {column: getattr(self, column)[self.kind == kind] for column in _COLUMNS}
+        return dataclasses.replace(self, **columns)
+
     def rows(self) -> list[dict[str, Any]]:
         """One plain dict per command for JSON: all columns and ``wait_reason``; None for what is absent.
 

@@ -16,7 +16,7 @@ from ascend_jax.ops import registry
 from ascend_jax.ops.attention.online_softmax import flash_forward
 from ascend_jax.ops.attention.tiling import AttentionShape, choose_tile
 from ascend_jax.ops.attention.visibility import SparseMode, Visibility
-from ascend_jax.ops.registry import Operator, Plan, require_shape
+from ascend_jax.ops.registry import ALL_CORES, Operator, Plan, require_shape
 from ascend_jax.ops.tensor import Tensor
 from ascend_jax.runtime.codes import Code, ParameterError
 from ascend_jax.runtime.edge import verb
@@ -36,7 +36,7 @@ def _refuse(parameter: str, given: object, rule: str) -> ParameterError:
 
 
 def check(
-    inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, scale_value: float, sparse_mode: int, core_limit: int
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, scale_value: float, sparse_mode: int
 ) -> None:
     """Refuse what the operator's first phase refuses (161002)."""
     query, key, value = inputs[:3]
@@ -57,8 +57,6 @@ def check(
         raise _refuse("query, key", f"{list(query.shape)}, {list(key.shape)}", "every dimension must be at least 1")
     if sparse_mode not in _MODES:
         raise _refuse("sparse_mode", sparse_mode, f"must be one of {[int(mode) for mode in _MODES]}")
-    if core_limit < 0:
-        raise _refuse("core_limit", core_limit, "must be at least 0 (0 = all cores)")
     statistics = (batch, heads, q_len, STATISTICS_COPIES)
     wanted = {"attention_out": (batch, heads, q_len, value_dim), "softmax_max": statistics, "softmax_sum": statistics}
     for (name, shape), given in zip(wanted.items(), outputs, strict=True):
@@ -76,7 +74,6 @@ def value(
     *,
     scale_value: float,
     sparse_mode: int,
-    core_limit: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Compute attention_out, softmax_max and softmax_sum. The compressed mask holds no choice, so it is not read."""
     visibility = Visibility(query.shape[2], key.shape[2], SparseMode(sparse_mode))
@@ -110,14 +107,14 @@ def plan(
     chip: ChipSpec,
     inputs: Sequence[Argument],
     outputs: Sequence[Argument],
+    core_limit: jax.Array,
     *,
     scale_value: float,
     sparse_mode: int,
-    core_limit: int,
 ) -> Plan:
     """Choose the fastest tile that fits the chip and predict the launch."""
     shape = attention_shape(*inputs[:3], sparse_mode)
-    best = choose_tile(chip, shape, core_limit or None)
+    best = choose_tile(chip, shape, core_limit)
     cost = Cost(
         duration_ns=best.duration_ns,
         cube_cores=best.cores_used,
@@ -127,6 +124,7 @@ def plan(
         vector_busy_ns=best.vector_busy_ns,
         hbm_bytes=best.hbm_bytes,
         limit=best.limit,
+        tile=best.tile,
     )
     return Plan(cost, best.workspace_bytes, best.fits)
 
@@ -149,7 +147,7 @@ def flash_attention_score_get_workspace_size(
     scale_value: float = 1.0,
     sparse_mode: int = 0,
     input_layout: str = "BNSD",
-    core_limit: int = 0,
+    core_limit: int | jax.Array = ALL_CORES,
     site: jax.Array,
 ) -> tuple[CardState, jax.Array, Executor]:
     """First phase of ``aclnnFlashAttentionScore``: check, tile, predict; nothing is queued.
@@ -171,7 +169,7 @@ def flash_attention_score_get_workspace_size(
       scale_value: Factor of the scores; 1.0 unless given, never 1 / sqrt(D) by itself.
       sparse_mode: 0, 2 or 3.
       input_layout: "BNSD".
-      core_limit: Most cube cores that the launch may use (``aclrtSetStreamResLimit``); 0 = all.
+      core_limit: Most cube cores that the launch may use (``aclrtSetStreamResLimit``).
       site: Call site, filled in by the runtime.
 
     Returns:
@@ -195,9 +193,11 @@ def flash_attention_score_get_workspace_size(
     else:
         _check_mask(atten_mask, sparse_mode)
         inputs.append(atten_mask)
-    attributes = {"scale_value": float(scale_value), "sparse_mode": int(sparse_mode), "core_limit": int(core_limit)}
+    attributes = {"scale_value": float(scale_value), "sparse_mode": int(sparse_mode)}
     outputs = (attention_out, softmax_max, softmax_sum)
-    return registry.get_workspace_size(card, NAME, inputs, outputs, attributes, site=site)
+    return registry.get_workspace_size(
+        card, NAME, inputs, outputs, attributes, core_limit=core_limit, site=site
+    )
 
 
 def _check_mask(atten_mask: Tensor, sparse_mode: int) -> None:
@@ -206,6 +206,23 @@ def _check_mask(atten_mask: Tensor, sparse_mode: int) -> None:
     require_shape("atten_mask", atten_mask, (MASK_SIZE, MASK_SIZE), "the compressed mask of sparse modes 2 and 3")
     if atten_mask.dtype not in (np.dtype(np.uint8), np.dtype(np.bool_)):
         raise _refuse("atten_mask.dtype", atten_mask.dtype, "must be uint8 or bool, 1 = hidden")
+
+
+def share_cores(chip: ChipSpec, shape: AttentionShape, launches: int) -> int:
+    """Return the cube cores to give each of ``launches`` equal launches on streams of their own; host-side.
+
+    With c cores each, cores // c launches run at a time; the choice minimises rounds * predicted duration.
+
+    >>> from ascend_jax.chip.spec import chip
+    >>> share_cores(chip("Ascend910B2"), AttentionShape(1, 1, 1, 1024, 1024, 128, 128, 2), 1)
+    24
+    """
+    cores = int(chip["cube_cores"])
+    limits = jnp.arange(1, cores + 1)
+    durations = jax.jit(jax.vmap(lambda limit: choose_tile(chip, shape, limit).duration_ns))(limits)
+    rounds = -(-launches // (cores // np.asarray(limits)))
+    times = rounds * np.asarray(durations)
+    return cores - int(np.argmin(times[::-1]))  # of equal times the one with more cores: it ends sooner if alone
 
 
 def causal_mask() -> np.ndarray:

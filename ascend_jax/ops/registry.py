@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops.tensor import Tensor
 from ascend_jax.runtime import kernels, layout
 from ascend_jax.runtime.codes import Code, ParameterError
@@ -20,6 +19,7 @@ from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import note
 
 Attributes = dict[str, Any]
+ALL_CORES = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Operator:
       name: As CANN spells it, without the ``aclnn``.
       check: ``(inputs, outputs, **attributes) -> None``; raises ParameterError on a wrong shape, dtype or value.
       value: ``(*inputs, **attributes) -> outputs``: what it computes, on arrays.
-      plan: ``(chip, inputs, outputs, **attributes) -> Plan``: tiling and cost; pure, traceable in the chip.
+      plan: ``(chip, inputs, outputs, core_limit, **attributes) -> Plan``: tiling and cost on at most ``core_limit`` cube
+        cores (int32, may exceed what the chip has); pure, traceable in the chip and the limit.
     """
 
     name: str
@@ -86,6 +87,7 @@ def get_workspace_size(
     outputs: Sequence[Tensor],
     attributes: Attributes,
     *,
+    core_limit: Number = ALL_CORES,
     site: Number,
 ) -> tuple[CardState, jax.Array, Executor]:
     """First phase of an operator call: check, tile, predict, and build the executor; nothing is queued.
@@ -96,6 +98,7 @@ def get_workspace_size(
       inputs: Tensors read.
       outputs: Tensors written.
       attributes: Static attributes; values must be hashable.
+      core_limit: Most cube cores that the launch may use, at least 1 (``aclrtSetStreamResLimit``).
       site: Call site, filled in by the runtime.
 
     Returns:
@@ -118,13 +121,16 @@ def get_workspace_size(
     )
     card, index = load_kernel(card, spec)
     places = tuple((tensor.pointer, tensor.offset) for tensor in (*inputs, *outputs))
-    card, executor = _prepare(card, places, index, site, spec=spec)
+    card, executor = _prepare(card, places, index, core_limit, site, spec=spec)
     return card, executor.workspace_bytes, executor
 
 
 @stage(static=("spec",))
-def _prepare(card: CardState, places: tuple, index: Number, site: Number, *, spec: KernelSpec) -> tuple:
-    plan = plan_of(card.chip, spec)
+def _prepare(
+    card: CardState, places: tuple, index: Number, core_limit: Number, site: Number, *, spec: KernelSpec
+) -> tuple:
+    limit = jnp.maximum(jnp.asarray(core_limit, jnp.int32), 1)
+    plan = find(spec.operator).plan(card.chip, spec.inputs, spec.outputs, limit, **dict(spec.attributes))
     arguments = (*spec.inputs, *spec.outputs)
     ranges = [
         (pointer, jnp.asarray(offset, jnp.int32) * arg.dtype.itemsize, arg.nbytes)
@@ -143,11 +149,6 @@ def _prepare(card: CardState, places: tuple, index: Number, site: Number, *, spe
         code=code,
     )
     return note(spend(card, card.chip["host_op_prepare_ns"]), code, site), executor
-
-
-def plan_of(chip: ChipSpec, spec: KernelSpec) -> Plan:
-    """Return tiling and cost of one call."""
-    return find(spec.operator).plan(chip, spec.inputs, spec.outputs, **dict(spec.attributes))
 
 
 def require_shape(parameter: str, given: Argument | Tensor, shape: tuple[int, ...], why: str) -> None:

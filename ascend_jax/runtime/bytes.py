@@ -7,24 +7,24 @@ import jax.numpy as jnp
 from jax import lax
 
 from ascend_jax.runtime import layout
-from ascend_jax.runtime.layout import GRANULE_BYTES
+from ascend_jax.runtime.layout import GRANULE_BYTES, GRANULE_SHIFT
 from ascend_jax.runtime.loop import settle_loop
 from ascend_jax.runtime.state import CHUNK_BYTES, CardState
 
 
 def is_backed(card: CardState, pointer: jax.Array, offset: jax.Array, nbytes: jax.Array) -> jax.Array:
     """Return whether real bytes lie behind a range."""
-    end = (offset + nbytes + GRANULE_BYTES - 1) // GRANULE_BYTES
+    end = (offset + nbytes + GRANULE_BYTES - 1) >> GRANULE_SHIFT
     on_host = pointer < layout.NULL
     granule = jnp.where(on_host, pointer - layout.HOST_BASE, pointer - layout.HBM_BASE)
-    size = jnp.where(on_host, card.host_backing_bytes, card.hbm_backing_bytes) // GRANULE_BYTES
+    size = jnp.where(on_host, card.host_backing_bytes >> GRANULE_SHIFT, card.hbm_backing_bytes >> GRANULE_SHIFT)
     return (granule >= 0) & (granule <= size) & (end <= size - granule)
 
 
 def first_byte(card: CardState, pointer: jax.Array, offset: jax.Array) -> jax.Array:
     """Return the index in ``card.memory`` of a backed address (elementwise; garbage for others)."""
-    device = (pointer - layout.HBM_BASE) * GRANULE_BYTES
-    host = (pointer - layout.HOST_BASE) * GRANULE_BYTES + card.hbm_backing_bytes
+    device = (pointer - layout.HBM_BASE) << GRANULE_SHIFT
+    host = ((pointer - layout.HOST_BASE) << GRANULE_SHIFT) + card.hbm_backing_bytes
     return jnp.where(pointer < layout.NULL, host, device) + offset
 
 
@@ -47,9 +47,9 @@ def move(
     def step(tables: tuple, state: tuple) -> tuple:
         to, nbytes, sources = tables
         done, target = state
-        old = lax.dynamic_slice(target, (to + done,), (CHUNK_BYTES,))
+        old = lax.dynamic_slice(target, (to + done,), (CHUNK_BYTES,), allow_negative_indices=False)
         new = jnp.where(jnp.arange(CHUNK_BYTES) < nbytes - done, read(sources, done), old)
-        return done + CHUNK_BYTES, lax.dynamic_update_slice(target, new, (to + done,))
+        return done + CHUNK_BYTES, lax.dynamic_update_slice(target, new, (to + done,), allow_negative_indices=False)
 
     def has_more(tables: tuple, state: tuple) -> jax.Array:
         return state[0] < tables[1]
@@ -60,4 +60,4 @@ def move(
 def read_chunk(sources: tuple, done: jax.Array) -> jax.Array:
     """Read the next chunk of ``sources = (bytes, index of the first one)``."""
     array, start = sources
-    return lax.dynamic_slice(array, (start + done,), (CHUNK_BYTES,))
+    return lax.dynamic_slice(array, (start + done,), (CHUNK_BYTES,), allow_negative_indices=False)

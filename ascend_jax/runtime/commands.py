@@ -43,6 +43,11 @@ class Command:
     fields: dict[Field, Number] = dataclasses.field(default_factory=dict)  # columns that only some kinds use
 
 
+def row_of(fields: jax.Array, sequence: jax.Array) -> jax.Array:
+    """Return the row of a sequence number >= 0; N is a power of two."""
+    return sequence & (fields.shape[0] - 2)
+
+
 def operand_rows(*ranges: tuple[Number, Number, Number]) -> jax.Array:
     """Return int32 [P, len(Operand)] from (pointer, offset, bytes) triples."""
     unused = [(0, 0, 0)] * (layout.OPERANDS - len(ranges))
@@ -57,7 +62,7 @@ def enqueue(card: CardState, command: Command, code: jax.Array) -> tuple[CardSta
     """
     rows = card.table.rows
     sequence = card.clock[Clock.ENQUEUED]
-    row = sequence % rows
+    row = row_of(card.table.fields, sequence)
     phase = get_row(card.table.times, row)[Time.PHASE]
     is_taken = (phase >= Phase.QUEUED) & (phase < Phase.DONE)
     code = jnp.where((code == Code.SUCCESS) & is_taken, jnp.int32(Code.TABLE_FULL), code)

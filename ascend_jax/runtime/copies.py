@@ -23,7 +23,7 @@ from ascend_jax.runtime.commands import (
 from ascend_jax.runtime.edge import stage, verb
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.kernels import Argument, from_bytes, to_bytes
-from ascend_jax.runtime.layout import GRANULE_BYTES, Field, Kind, Resource
+from ascend_jax.runtime.layout import GRANULE_SHIFT, Field, Kind, Resource
 from ascend_jax.runtime.memory import is_live
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
@@ -81,7 +81,7 @@ def _copy(
         operands=operand_rows((*dst, nbytes), (*src, nbytes)),
         writes=1 << 0,
         reads=1 << 1,
-        fields={Field.SITE: site, Field.MOVED: nbytes // GRANULE_BYTES},
+        fields={Field.SITE: site, Field.MOVED: nbytes >> GRANULE_SHIFT},
     )
     card, queued = enqueue(card, command, jnp.where(is_idle, layout.NONE, code))
     return answer(card, jnp.where(is_idle, Code.SUCCESS, queued), site, stream)[0]
@@ -105,7 +105,7 @@ def _set(
         need=need,
         operands=operand_rows((*dst, nbytes)),
         writes=1 << 0,
-        fields={Field.SITE: site, Field.MOVED: nbytes // GRANULE_BYTES, Field.FILL: jnp.asarray(value) & 255},
+        fields={Field.SITE: site, Field.MOVED: nbytes >> GRANULE_SHIFT, Field.FILL: jnp.asarray(value) & 255},
     )
     card, queued = enqueue(card, command, jnp.where(is_idle, layout.NONE, code))
     return answer(card, jnp.where(is_idle, Code.SUCCESS, queued), site, stream)[0]
@@ -178,13 +178,13 @@ def memset_async(
     return _set(card, (dst, dst_offset), value, nbytes, stream, site, is_blocking=False)
 
 
-@stage(static=("to_device",))
-def _pageable(card: CardState, place: Range, nbytes: Number, site: Number, *, to_device: bool) -> tuple:
-    nbytes = jnp.asarray(nbytes, jnp.int32)
+@stage
+def _pageable(card: CardState, place: Range, nbytes: Number, to_device: bool | jax.Array, site: Number) -> tuple:
+    nbytes, to_device = jnp.asarray(nbytes, jnp.int32), jnp.asarray(to_device)
     code = first_code((jnp.asarray(place[0]) < layout.NULL, Code.RT_PARAM_INVALID))
     code = jnp.where(code == Code.SUCCESS, check_range(card, place, nbytes), code)
     host = jnp.asarray(place[0], jnp.int32) < layout.NULL
-    need, rate = _engine_of(card, host | (not to_device), host | to_device)
+    need, rate = _engine_of(card, host | ~to_device, host | to_device)
     card = spend(card, card.chip["host_copy_sync_ns"])
     command = Command(
         Kind.COPY,
@@ -192,10 +192,10 @@ def _pageable(card: CardState, place: Range, nbytes: Number, site: Number, *, to
         duration=transfer_time(nbytes, rate, card.chip["copy_latency_ns"]),
         need=need,
         operands=operand_rows((*place, nbytes)),
-        writes=int(to_device),
-        reads=int(not to_device),
+        writes=to_device,
+        reads=~to_device,
         has_effect=False,
-        fields={Field.SITE: site, Field.MOVED: nbytes // GRANULE_BYTES},
+        fields={Field.SITE: site, Field.MOVED: nbytes >> GRANULE_SHIFT},
     )
     is_idle = (code == Code.SUCCESS) & (nbytes == 0)
     card, queued = enqueue(card, command, jnp.where(is_idle, layout.NONE, code))
@@ -238,7 +238,7 @@ def upload(card: CardState, dst: Number, array: jax.Array, *, offset: Number = 0
     """
     array = array if isinstance(array, jax.Array) else np.asarray(array)
     argument = _argument(array.shape, array.dtype)
-    card, code = _pageable(card, (dst, offset), argument.nbytes, site, to_device=True)
+    card, code = _pageable(card, (dst, offset), argument.nbytes, True, site)
     card = settle(card, host_stream(card), layout.NONE, True, site)
     return _store(card, (dst, offset), array, code) if _has_bytes(card, argument.nbytes) else card
 
@@ -253,7 +253,7 @@ def download(
     the array is zero.
     """
     argument = _argument(shape, dtype)
-    card, code = _pageable(card, (src, offset), argument.nbytes, site, to_device=False)
+    card, code = _pageable(card, (src, offset), argument.nbytes, False, site)
     card = settle(card, host_stream(card), layout.NONE, True, site)
     if not _has_bytes(card, argument.nbytes):
         return card, jnp.zeros(argument.shape, argument.dtype)

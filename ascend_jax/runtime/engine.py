@@ -2,14 +2,15 @@
 
 A stream runs at most one command at a time, so everything is an array over streams. One step:
 
-1. a command at the head of its stream is *ready* once it is issued and the command it depends on is done;
+1. a command at the head of its stream is *ready* once it is issued and the command it depends on is done; commands that
+   take no time (event records and waits) start and end at once, before any other of the same instant;
 2. ready commands start in order of (time they became ready, stream number), while every resource they need is free and
    nobody before them in that order still waits for one of the same resources (:func:`grant`);
 3. time moves to the next moment at which something can change, never past the limit;
 4. commands with no time left end, all that are due at once.
 
-Later rules have their places: priorities order :func:`grant`, shared bandwidth slows ``LEFT`` in :func:`move_time`,
-time limits are one more deadline there, faults end a command in :func:`finish`.
+Later rules have their places: priorities order :func:`grant`, shared bandwidth sets how far work gets in :func:`move_time`,
+time limits are one more deadline there, faults end a command in :func:`write_back`.
 """
 
 import dataclasses
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 
 from ascend_jax.runtime import clock, layout
 from ascend_jax.runtime.clock import Instant
+from ascend_jax.runtime.commands import row_of
 from ascend_jax.runtime.layout import LIMB, Clock, Field, Phase, Resource, Stream, Time
 from ascend_jax.runtime.loop import settle_loop
 from ascend_jax.runtime.rows import with_entries
@@ -55,18 +57,36 @@ class Carry(NamedTuple):
 
 
 class View(NamedTuple):
-    """The head command of every stream, gathered once per step."""
+    """The streams and the command at the head of each, gathered once per step. All [S + 1]."""
 
-    row: jax.Array  # int32 [S + 1]
+    row: jax.Array  # int32
     fields: jax.Array  # int32 [S + 1, FIELDS]
-    times: jax.Array  # int32 [S + 1, len(Time)]
-    is_present: jax.Array  # bool [S + 1]
-    is_running: jax.Array  # bool [S + 1]
+    phase: jax.Array  # int32
+    is_present: jax.Array  # bool
+    is_running: jax.Array  # bool
+    left: Instant  # time left, of running commands
+    age: jax.Array  # int32 ns, of waiting commands
 
     @property
     def need(self) -> jax.Array:
         """Units of each resource, int32 [S + 1, R]."""
         return self.fields[:, Field.NEED : Field.NEED + len(Resource)]
+
+    @property
+    def issue(self) -> Instant:
+        """When the host issued the command."""
+        return Instant(self.fields[:, Field.ISSUE_HI], self.fields[:, Field.ISSUE_LO])
+
+
+class Moves(NamedTuple):
+    """What happens in one step. Masks are bool [S + 1]."""
+
+    is_waiting: jax.Array  # ready, and not running before this step
+    starts: jax.Array
+    is_due: jax.Array  # ends
+    delta_ns: jax.Array  # int32, how far time moves
+    now: Instant  # after that
+    is_stuck: jax.Array  # bool
 
 
 def capacity(card: CardState) -> jax.Array:
@@ -110,7 +130,7 @@ def is_unfinished(tables: Tables, carry: Carry) -> jax.Array:
 def is_done(fields: jax.Array, times: jax.Array, sequence: jax.Array) -> jax.Array:
     """Return whether the commands with these sequence numbers are done; NONE and forgotten ones are."""
     rows = fields.shape[0] - 1
-    row = jnp.where(sequence < 0, rows, sequence % rows)
+    row = jnp.where(sequence < 0, rows, row_of(fields, sequence))
     return (
         (sequence < 0) | (fields[row, Field.SEQUENCE] != sequence) | (times[row, Time.PHASE] == Phase.DONE)
     )
@@ -120,97 +140,98 @@ def step(tables: Tables, carry: Carry) -> Carry:
     """Let commands start, move time to the next change, let commands end."""
     live = is_unfinished(tables, carry)
     view = look(tables, carry)
-    issue = Instant(view.fields[:, Field.ISSUE_HI], view.fields[:, Field.ISSUE_LO])
-    is_issued = ~clock.is_before(carry.now, issue)
+    is_issued = ~clock.is_before(carry.now, view.issue)
     depends = is_done(tables.fields, carry.times, view.fields[:, Field.DEPENDS])
     is_waiting = live & view.is_present & ~view.is_running & is_issued & depends
-    starts = grant(tables, carry, view, is_waiting)
-    carry, view = start(carry, view, is_waiting, starts)
-    carry, delta, is_due = move_time(tables, carry, view, is_waiting & ~starts, clock.until(carry.now, issue), live)
-    return finish(carry, view, is_due)
+    duration = Instant(view.fields[:, Field.DURATION_HI], view.fields[:, Field.DURATION_LO])
+    # records and waits of this instant come first: only when none is left is it known who is ready
+    marks = is_waiting & (duration.hi == 0) & (duration.lo == 0)
+    starts = jnp.where(marks.any(), marks, grant(tables, view, is_waiting))
+    running = view._replace(
+        is_running=view.is_running | starts,
+        left=Instant(*(jnp.where(starts, new, old) for new, old in zip(duration, view.left, strict=True))),
+    )
+    delta, now, is_stuck = move_time(tables, carry, running, live)
+    is_due = live & running.is_running & (running.left.hi == 0) & (running.left.lo <= delta)
+    return write_back(carry, running, Moves(is_waiting, starts, is_due, delta, now, is_stuck))
 
 
 def look(tables: Tables, carry: Carry) -> View:
     """Gather the head of every stream."""
-    row = carry.streams[:, Stream.HEAD]
-    is_present = carry.streams[:, Stream.PENDING] > 0
-    row = jnp.where(is_present, row, tables.fields.shape[0] - 1)
-    return View(row, tables.fields[row], carry.times[row], is_present, carry.streams[:, Stream.RUNNING] == 1)
+    streams = carry.streams
+    is_present = streams[:, Stream.PENDING] > 0
+    row = jnp.where(is_present, streams[:, Stream.HEAD], tables.fields.shape[0] - 1)
+    return View(
+        row=row,
+        fields=tables.fields[row],
+        phase=carry.times[row, Time.PHASE],
+        is_present=is_present,
+        is_running=streams[:, Stream.RUNNING] == 1,
+        left=Instant(streams[:, Stream.LEFT_HI], streams[:, Stream.LEFT_LO]),
+        age=streams[:, Stream.AGE],
+    )
 
 
-def grant(tables: Tables, carry: Carry, view: View, is_waiting: jax.Array) -> jax.Array:
+def grant(tables: Tables, view: View, is_waiting: jax.Array) -> jax.Array:
     """Return which waiting commands start now, bool [S + 1].
 
     Order is (ready time, stream number). A command starts if for each resource that it needs the demand of all waiting
     commands up to and including it fits what is free: so nobody overtakes in a queue for a resource.
     """
-    free = tables.capacity - (view.need * view.is_running[:, None]).sum(0)
-    age = jnp.where(is_waiting, carry.streams[:, Stream.AGE], -1)
+    need = view.need
+    free = tables.capacity - (need * view.is_running[:, None]).sum(0)
+    age = jnp.where(is_waiting, view.age, -1)
     slot = jnp.arange(age.shape[0])
     comes_first = (age[None, :] > age[:, None]) | ((age[None, :] == age[:, None]) & (slot[None, :] <= slot[:, None]))
     ahead = (comes_first & is_waiting[None, :]).astype(jnp.int32)
-    demand = (ahead[:, :, None] * view.need[None, :, :]).sum(1)
-    return is_waiting & ((view.need == 0) | (demand <= free)).all(-1)
-
-
-def start(carry: Carry, view: View, is_waiting: jax.Array, starts: jax.Array) -> tuple[Carry, View]:
-    """Mark commands ready and started, and load their durations."""
-    times, now = view.times, carry.now
-    is_new = is_waiting & (times[:, Time.PHASE] < Phase.READY)
-    times = _stamp(times, is_new, Time.READY_HI, now)
-    times = _stamp(times, starts, Time.START_HI, now)
-    phase = jnp.where(starts, Phase.RUNNING, jnp.where(is_new, Phase.READY, times[:, Time.PHASE]))
-    times = with_entries(times, {Time.PHASE: phase})
-    is_running = view.is_running | starts
-    changed = {
-        Stream.RUNNING: is_running,
-        Stream.LEFT_HI: jnp.where(starts, view.fields[:, Field.DURATION_HI], carry.streams[:, Stream.LEFT_HI]),
-        Stream.LEFT_LO: jnp.where(starts, view.fields[:, Field.DURATION_LO], carry.streams[:, Stream.LEFT_LO]),
-    }
-    carry = carry._replace(streams=with_entries(carry.streams, changed))
-    return carry, view._replace(times=times, is_running=is_running)
+    demand = (ahead[:, :, None] * need[None, :, :]).sum(1)
+    return is_waiting & ((need == 0) | (demand <= free)).all(-1)
 
 
 def move_time(
-    tables: Tables, carry: Carry, view: View, is_waiting: jax.Array, until_issue: jax.Array, live: jax.Array
-) -> tuple[Carry, jax.Array, jax.Array]:
-    """Move to the next moment at which something changes; return (carry, ns moved, commands that are due)."""
-    left = Instant(carry.streams[:, Stream.LEFT_HI], carry.streams[:, Stream.LEFT_LO])
-    running_for = jnp.where(view.is_running, jnp.where(left.hi > 0, LIMB, left.lo), LIMB)
-    not_issued = view.is_present & ~view.is_running & (until_issue > 0)
-    issued_in = jnp.where(not_issued, until_issue, LIMB)
-    nothing_to_come = ~(view.is_running.any() | not_issued.any())
-    is_stuck = live & nothing_to_come & tables.goal.is_blocking
-    to_limit = clock.until(carry.now, tables.limit)
-    delta = jnp.minimum(jnp.minimum(running_for.min(), issued_in.min()), to_limit)
-    delta = jnp.where(live & ~nothing_to_come, delta, 0)
+    tables: Tables, carry: Carry, view: View, live: jax.Array
+) -> tuple[jax.Array, Instant, jax.Array]:
+    """Return (ns to the next moment at which something changes, that moment, whether there is none and never will be).
+
+    A step is never longer than LIMB; longer waits take several.
+    """
+    until_issue = clock.until(carry.now, view.issue)
+    is_coming = view.is_present & ~view.is_running & (until_issue > 0)
+    running_for = jnp.where(view.is_running, jnp.where(view.left.hi > 0, LIMB, view.left.lo), LIMB)
+    next_change = jnp.minimum(running_for, jnp.where(is_coming, until_issue, LIMB)).min()
+    is_quiet = live & ~(view.is_running | is_coming).any()
+    delta = jnp.where(live & ~is_quiet, jnp.minimum(next_change, clock.until(carry.now, tables.limit)), 0)
     # with nothing to come, a look at the present ends at its limit at once; a blocked host would wait for ever
-    jumps = live & nothing_to_come & ~tables.goal.is_blocking
+    jumps = is_quiet & ~tables.goal.is_blocking
     moved = clock.add(carry.now, delta)
-    now = jax.tree.map(lambda end, mid: jnp.where(jumps, end, mid), tables.limit, moved)
-    is_due = live & view.is_running & (left.hi == 0) & (left.lo <= delta)
-    left = clock.minus(left, jnp.where(view.is_running, delta, 0))
-    age = carry.streams[:, Stream.AGE]
-    age += jnp.where(is_waiting, jnp.minimum(delta, LIMB - age), 0)
-    changed = {Stream.LEFT_HI: left.hi, Stream.LEFT_LO: left.lo, Stream.AGE: age}
-    streams = with_entries(carry.streams, changed)
-    return carry._replace(streams=streams, now=now, is_stuck=carry.is_stuck | is_stuck), delta, is_due
+    now = Instant(*(jnp.where(jumps, end, mid) for end, mid in zip(tables.limit, moved, strict=True)))
+    return delta, now, carry.is_stuck | (is_quiet & tables.goal.is_blocking)
 
 
-def finish(carry: Carry, view: View, is_due: jax.Array) -> Carry:
-    """End commands: stamp them, free what they hold, move their streams on, and write the rows back."""
-    times = _stamp(view.times, is_due, Time.END_HI, carry.now)
-    times = with_entries(times, {Time.PHASE: jnp.where(is_due, Phase.DONE, times[:, Time.PHASE])})
-    streams = carry.streams
-    moved_on = {
-        Stream.HEAD: jnp.where(is_due, view.fields[:, Field.NEXT], streams[:, Stream.HEAD]),
-        Stream.RUNNING: view.is_running & ~is_due,
-        Stream.AGE: jnp.where(is_due, 0, streams[:, Stream.AGE]),
-        Stream.PENDING: streams[:, Stream.PENDING] - is_due,
-    }
-    return carry._replace(streams=with_entries(streams, moved_on), times=carry.times.at[view.row].set(times))
-
-
-def _stamp(times: jax.Array, where: jax.Array, column: Time, now: Instant) -> jax.Array:
-    hi, lo = times[:, column], times[:, column + 1]
-    return with_entries(times, {column: jnp.where(where, now.hi, hi), column + 1: jnp.where(where, now.lo, lo)})
+def write_back(carry: Carry, view: View, moves: Moves) -> Carry:
+    """Stamp the commands that became ready, started or ended, and move their streams on."""
+    is_due, delta, now = moves.is_due, moves.delta_ns, moves.now
+    times = carry.times[view.row]
+    is_new = moves.is_waiting & (view.phase < Phase.READY)
+    stamps = ((is_new, Time.READY_HI, carry.now), (moves.starts, Time.START_HI, carry.now), (is_due, Time.END_HI, now))
+    entries: dict[int, jax.Array] = {}
+    for where, column, instant in stamps:
+        entries[column] = jnp.where(where, instant.hi, times[:, column])
+        entries[column + 1] = jnp.where(where, instant.lo, times[:, column + 1])
+    phase = jnp.where(moves.is_waiting, Phase.READY, view.phase)
+    entries[Time.PHASE] = jnp.where(is_due, Phase.DONE, jnp.where(moves.starts, Phase.RUNNING, phase))
+    left = clock.minus(view.left, jnp.where(view.is_running, delta, 0))
+    aged = moves.is_waiting & ~moves.starts
+    streams = with_entries(
+        carry.streams,
+        {
+            Stream.HEAD: jnp.where(is_due, view.fields[:, Field.NEXT], carry.streams[:, Stream.HEAD]),
+            Stream.RUNNING: view.is_running & ~is_due,
+            Stream.LEFT_HI: left.hi,
+            Stream.LEFT_LO: left.lo,
+            Stream.AGE: jnp.where(aged, view.age + jnp.minimum(delta, LIMB - view.age), 0),
+            Stream.PENDING: carry.streams[:, Stream.PENDING] - is_due,
+        },
+    )
+    rows = with_entries(times, entries)
+    return Carry(streams, carry.times.at[view.row].set(rows), now, moves.is_stuck)

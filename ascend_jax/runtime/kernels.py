@@ -90,6 +90,7 @@ class Cost:
     vector_busy_ns: jax.Array  # float32, busy time of one vector core
     hbm_bytes: jax.Array  # float32, bytes read from and written to HBM
     limit: jax.Array  # int32, which unit bounds the time (index into LIMITS)
+    tile: jax.Array  # int32, the operator's own number for the tiling it chose
 
 
 LIMITS = ("cube", "vector", "memory", "fixed")

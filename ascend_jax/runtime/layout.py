@@ -19,7 +19,8 @@ Everything here is a Python int: importing it starts no backend.
 
 import enum
 
-GRANULE_BYTES = 64  # pointers and sizes count granules; aclrtMalloc aligns to 64 bytes (CANN, aclrtMalloc)
+GRANULE_SHIFT = 6  # a shift divides: XLA's signed division by a constant is ten instructions
+GRANULE_BYTES = 1 << GRANULE_SHIFT  # pointers and sizes count granules; aclrtMalloc aligns to 64 bytes (CANN, aclrtMalloc)
 NULL = 0  # the null pointer
 HBM_BASE = (2 << 20) // GRANULE_BYTES  # the first huge page of the address space is the null page
 HOST_BASE = -(2**31) + 1  # pinned host memory has negative pointers, so a direction shows in the addresses

@@ -14,7 +14,7 @@ from ascend_jax.runtime import layout, status
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.edge import stage, verb
 from ascend_jax.runtime.host import spend
-from ascend_jax.runtime.layout import GRANULE_BYTES, HeapEntry, HeapWord
+from ascend_jax.runtime.layout import GRANULE_BYTES, GRANULE_SHIFT, HeapEntry, HeapWord
 from ascend_jax.runtime.rows import get_row, with_entries
 from ascend_jax.runtime.state import CardState, Heap
 
@@ -39,13 +39,16 @@ class MallocPolicy(enum.IntEnum):
 
 
 def find_gap(heap: Heap, size: jax.Array, align: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return (found, row to insert at, first granule) of the lowest aligned gap of ``size`` granules."""
+    """Return (found, row to insert at, first granule) of the lowest gap of ``size`` granules.
+
+    ``align`` is a power of two.
+    """
     starts, sizes = heap.blocks[:, HeapEntry.START], heap.blocks[:, HeapEntry.SIZE]
     count = heap.words[HeapWord.COUNT]
     rows = jnp.arange(starts.shape[0])
     opening = jnp.concatenate([heap.words[HeapWord.BASE][None], (starts + sizes)[:-1]])
     closing = jnp.where(rows < count, starts, heap.words[HeapWord.END])
-    first = (opening + align - 1) // align * align
+    first = (opening + align - 1) & -align
     fits = (rows <= count) & (first >= opening) & (size <= closing - first)
     row = jnp.argmax(fits)
     return get_row(fits, row), row, get_row(first, row)
@@ -77,8 +80,8 @@ def holds(heap: Heap, pointer: jax.Array, offset: jax.Array, nbytes: jax.Array) 
     """Return whether bytes ``offset .. offset + nbytes`` from ``pointer`` lie inside one live block."""
     blocks = heap.blocks
     ahead = pointer - blocks[:, HeapEntry.START]
-    end = ahead + (offset + nbytes) // GRANULE_BYTES
-    rest = (offset + nbytes) % GRANULE_BYTES
+    end = ahead + ((offset + nbytes) >> GRANULE_SHIFT)
+    rest = (offset + nbytes) & (GRANULE_BYTES - 1)
     asked = blocks[:, HeapEntry.ASKED]
     inside = (end < asked) | ((end == asked) & (rest <= blocks[:, HeapEntry.REST]))
     live = jnp.arange(blocks.shape[0]) < heap.words[HeapWord.COUNT]
@@ -93,17 +96,14 @@ def is_live(card: CardState, pointer: jax.Array, offset: jax.Array, nbytes: jax.
 
 
 def _allocate(
-    heap: Heap, whole: jax.Array, rest: jax.Array, tries: list[tuple[jax.Array, jax.Array]], site: jax.Array
+    heap: Heap, whole: jax.Array, rest: jax.Array, sizes: jax.Array, pages: jax.Array, site: jax.Array
 ) -> tuple[Heap, jax.Array, jax.Array]:
-    """Try (size, page) pairs in order; return (heap, pointer, code). Sizes and pages in granules."""
-    found, row, first = jnp.bool_(False), jnp.int32(0), jnp.int32(0)
-    taken = jnp.int32(0)
-    for size, page in tries:
-        size = (size + page - 1) // page * page
-        fits, at, start = find_gap(heap, size, page)
-        take = ~found & fits & (size > 0)
-        row, first, taken = (jnp.where(take, new, old) for new, old in ((at, row), (start, first), (size, taken)))
-        found |= take
+    """Try sizes and pages [T], in granules, in order; return (heap, pointer, code). A size of 0 is no try."""
+    sizes = (sizes + pages - 1) & -pages
+    fits, rows, starts = jax.vmap(find_gap, in_axes=(None, 0, 0))(heap, sizes, pages)
+    fits &= sizes > 0
+    best = jnp.argmax(fits)
+    found, row, first, taken = (get_row(each, best) for each in (fits, rows, starts, sizes))
     is_full = heap.words[HeapWord.COUNT] >= heap.blocks.shape[0]
     code = status.first_code(
         ((whole < 0) | (rest < 0) | (whole + rest <= 0), Code.INVALID_PARAM),
@@ -120,7 +120,7 @@ def _allocate(
 def _malloc(card: CardState, whole: jax.Array, rest: jax.Array, policy: jax.Array, site: jax.Array) -> tuple:
     giant = (policy == MallocPolicy.HUGE1G_ONLY) | (policy == MallocPolicy.HUGE1G_ONLY_P2P)
     pad = jnp.where(giant, 0, card.chip["malloc_pad_bytes"].astype(jnp.int32))
-    size = whole + (-(-rest // 32) * 32 + pad + GRANULE_BYTES - 1) // GRANULE_BYTES
+    size = whole + (((rest + 31) & ~31) + pad + GRANULE_BYTES - 1 >> GRANULE_SHIFT)
     is_big = (whole > SMALL_LIMIT) | ((whole == SMALL_LIMIT) & (rest > 0))
     kind = jnp.where(policy >= MallocPolicy.HUGE_FIRST_P2P, policy - MallocPolicy.HUGE_FIRST_P2P, policy)
     huge_first = jnp.where(is_big, HUGE_PAGE, PAGE)
@@ -129,8 +129,8 @@ def _malloc(card: CardState, whole: jax.Array, rest: jax.Array, policy: jax.Arra
     )
     may_fall_back = ~giant & (kind == MallocPolicy.HUGE_FIRST)
     is_known = (policy >= 0) & (policy <= MallocPolicy.HUGE1G_ONLY_P2P)
-    again = (jnp.where(may_fall_back, size, 0), jnp.int32(PAGE))
-    heap, pointer, code = _allocate(card.hbm, whole, rest, [(size, page), again], site)
+    sizes, pages = jnp.stack([size, jnp.where(may_fall_back, size, 0)]), jnp.stack([page, jnp.int32(PAGE)])
+    heap, pointer, code = _allocate(card.hbm, whole, rest, sizes, pages, site)
     code = jnp.where(is_known, code, Code.INVALID_PARAM)
     heap = jax.tree.map(lambda new, old: jnp.where(is_known, new, old), heap, card.hbm)
     card = spend(dataclasses.replace(card, hbm=heap), card.chip["host_malloc_ns"])
@@ -139,8 +139,8 @@ def _malloc(card: CardState, whole: jax.Array, rest: jax.Array, policy: jax.Arra
 
 @stage
 def _malloc_host(card: CardState, whole: jax.Array, rest: jax.Array, site: jax.Array) -> tuple:
-    size = whole + (rest + GRANULE_BYTES - 1) // GRANULE_BYTES
-    heap, pointer, code = _allocate(card.host, whole, rest, [(size, jnp.int32(1))], site)
+    size = whole + (rest + GRANULE_BYTES - 1 >> GRANULE_SHIFT)
+    heap, pointer, code = _allocate(card.host, whole, rest, size[None], jnp.ones(1, jnp.int32), site)
     card = spend(dataclasses.replace(card, host=heap), card.chip["host_malloc_ns"])
     return status.note(card, code, site), pointer
 

@@ -11,12 +11,12 @@ Number = int | jax.Array
 
 def get_row(table: jax.Array, row: Number) -> jax.Array:
     """Return ``table[row]`` for a row number in range."""
-    return lax.dynamic_index_in_dim(table, row, 0, keepdims=False)
+    return lax.dynamic_index_in_dim(table, row, 0, keepdims=False, allow_negative_indices=False)
 
 
 def put_row(table: jax.Array, row: Number, value: jax.Array) -> jax.Array:
     """Return ``table`` with ``value`` at ``row``, which must be in range."""
-    return lax.dynamic_update_index_in_dim(table, value, row, 0)
+    return lax.dynamic_update_index_in_dim(table, value, row, 0, allow_negative_indices=False)
 
 
 def put_if(is_wanted: jax.Array, table: jax.Array, row: Number, value: jax.Array) -> jax.Array:

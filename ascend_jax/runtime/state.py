@@ -88,7 +88,7 @@ def init(
       host_backing_bytes: Pinned host memory available to ``malloc_host``.
       max_streams: Stream slots S, at most what the product allows.
       max_events: Event slots E, at most what the product allows.
-      max_commands: Rows N of the command table; the timeline shows the latest N commands.
+      max_commands: Rows N of the command table, rounded up to a power of two; the timeline shows the latest N commands.
       max_blocks: Live allocations M per memory.
       donate: If true, every call consumes the card that it is given and works in its buffers; otherwise old cards
         stay valid, and a call that changes memory contents copies them.
@@ -116,6 +116,7 @@ def init(
             raise ValueError(f"{name} = {value!r}: must be an integer from {least} to {most}")
     hbm_backing_bytes = _whole_granules(hbm_backing_bytes)
     host_backing_bytes = _whole_granules(host_backing_bytes)
+    max_commands = 1 << (max_commands - 1).bit_length()
     nbytes = hbm_backing_bytes + host_backing_bytes + CHUNK_BYTES
     streams = _filled(max_streams + 1, {Stream.HEAD: max_commands, Stream.LAST: max_commands}, len(Stream))
     streams[0, Stream.ALIVE] = 1  # the default stream

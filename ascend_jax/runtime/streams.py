@@ -39,6 +39,13 @@ def _destroy(card: CardState, stream: Number, site: Number) -> CardState:
     return status.note(card, jnp.where(good, Code.SUCCESS, Code.RT_STREAM_CONTEXT), site, stream)
 
 
+@stage
+def _goal_of(card: CardState, stream: Number) -> tuple:
+    """The stream to wait for before it is destroyed: none if the handle will be refused."""
+    stream = jnp.asarray(stream, jnp.int32)
+    return card, jnp.where(is_stream(card, stream) & (stream != 0), stream, layout.NONE)
+
+
 @verb
 def create_stream(card: CardState, *, site: Number) -> tuple[CardState, jax.Array]:
     """Create a stream (``aclrtCreateStream``); return the card and its handle.
@@ -54,5 +61,6 @@ def destroy_stream(card: CardState, stream: Number, *, site: Number) -> CardStat
 
     Status 107003 for an unknown stream or the default stream, which belongs to the card.
     """
-    card = settle(card, stream, layout.NONE, True, site)
+    card, goal = _goal_of(card, stream)
+    card = settle(card, goal, layout.NONE, True, site)
     return _destroy(card, stream, site)

@@ -83,7 +83,8 @@ def _one_effect(kernels: tuple[KernelSpec, ...], tables: _Tables, carry: _Carry)
     rows = tables.fields.shape[0]
     is_live = carry.done < tables.count
     entry = get_row(tables.order, jnp.minimum(carry.done, tables.order.shape[0] - 1))
-    is_end, row = entry >= rows, entry % rows
+    is_end = entry >= rows
+    row = jnp.where(is_end, entry - rows, entry)
     fields, index = get_row(tables.fields, row), get_row(tables.first_byte, row)
     slot = jnp.arange(layout.OPERANDS)
     is_written = ((fields[Field.WRITES] >> slot) & 1).astype(bool) & (slot != layout.WORKSPACE)

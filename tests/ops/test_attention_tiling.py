@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ascend_jax.chip import FIELDS, OnChipError, chip, chips, require
+from ascend_jax.chip import FIELDS, OnChipError, chip, require
 from ascend_jax.ops.attention.tiling import (
     LIMITS,
     TILES,
@@ -116,16 +116,24 @@ def twin(spec, shape, tile, cores=None):
     }
 
 
-@pytest.mark.parametrize("name", ["Ascend910B2", "Ascend910A"])
-@pytest.mark.parametrize("shape", SHAPES[:5])
-def test_cost_equals_the_twin(name, shape):
+@pytest.mark.parametrize(
+    ("name", "shape", "tile", "cores"),
+    [
+        ("Ascend910B2", SHAPES[0], (64, 1024), None),
+        ("Ascend910B2", SHAPES[1], (128, 256), 7),
+        ("Ascend910B2", SHAPES[3], (32, 512), None),
+        ("Ascend910B4", SHAPES[4], (16, 1024), None),
+        ("Ascend910A", SHAPES[2], (128, 256), None),
+        ("Ascend310P3", SHAPES[0], (64, 2048), 3),
+    ],
+)
+def test_cost_equals_the_twin(name, shape, tile, cores):
     spec = chip(name)
-    for tile, cores in (((64, 1024), None), ((128, 256), 7)):
-        expected, found = twin(spec, shape, tile, cores), price(spec, shape, tile, cores)
-        assert bool(found.fits)
-        assert (int(found.waves), int(found.blocks)) == (expected["waves"], expected["blocks"])
-        for key in ("duration_ns", "hbm_bytes", "workspace_bytes"):
-            assert float(getattr(found, key)) == pytest.approx(expected[key], rel=2e-5), key
+    expected, found = twin(spec, shape, tile, cores), price(spec, shape, tile, cores)
+    assert bool(found.fits)
+    assert (int(found.waves), int(found.blocks)) == (expected["waves"], expected["blocks"])
+    for key in ("duration_ns", "hbm_bytes", "workspace_bytes"):
+        assert float(getattr(found, key)) == pytest.approx(expected[key], rel=2e-5), key
 
 
 def test_keys_beyond_l2_are_read_again():
@@ -167,8 +175,7 @@ def test_batch_of_specs_equals_a_loop():
         chex.assert_trees_all_close(jax.tree.map(lambda leaf, i=lane: leaf[i], batch), one, rtol=1e-6)
 
 
-@pytest.mark.parametrize("dim", [16, 192, 768])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("dim", "size"), [(16, 2), (192, 4), (768, 2), (768, 4)])
 def test_every_documented_head_size_has_a_tile(dim, size):
     shape = AttentionShape(1, 8, 8, 4096, 4096, dim, dim, size)
     cost = choose(SPEC, shape)
@@ -242,8 +249,8 @@ def test_limits():
     assert LIMITS[int(choose(SPEC, AttentionShape(256, 32, 32, 1, 8192, 128, 128, 2)).limit)] == "memory"
 
 
-@pytest.mark.parametrize("name", chips())
-def test_every_chip_answers(name):
+@pytest.mark.parametrize("name", ["Ascend910_9392", "Ascend310P3"])
+def test_other_chips_answer(name):
     assert math.isfinite(float(choose(chip(name), SHAPES[0]).duration_ns))
 
 

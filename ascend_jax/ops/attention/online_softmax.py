@@ -104,8 +104,9 @@ def flash_forward(
         k_padded, v_padded = _pad_rows(_upcast(k_rows), tile[1]), _pad_rows(v_finite, tile[1])
 
         def q_head(q_rows: jax.Array) -> tuple[jax.Array, ...]:
-            q_scaled = _upcast(q_rows) * jnp.asarray(scale, k_padded.dtype)
-            state = _scan_tiles(_pad_rows(q_scaled, tile[0]), k_padded, v_padded, visibility, tiles, tile)
+            q_padded = _pad_rows(_upcast(q_rows), tile[0])
+            factor = jnp.asarray(scale, q_padded.dtype)
+            state = _scan_tiles(q_padded, k_padded, v_padded, factor, visibility, tiles, tile)
             out, row_max, row_sum = _finish(RowState(*(x[:q_len] for x in state)), visibility)
             return (out + strays).astype(q.dtype), row_max, row_sum
 
@@ -125,28 +126,32 @@ def flash_forward(
 
 
 def _scan_tiles(
-    q: jax.Array, k: jax.Array, v: jax.Array, visibility: Visibility, tiles: LiveTiles, tile: tuple[int, int]
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: jax.Array,
+    visibility: Visibility,
+    tiles: LiveTiles,
+    tile: tuple[int, int],
 ) -> RowState:
-    """Runs one head over its live tiles; ``q`` is scaled, all operands are upcast and in whole tiles."""
+    """Runs one head over its live tiles; all operands are upcast and padded to whole tiles."""
     q_tile, kv_tile = tile
     state = RowState(
         row_max=jnp.full(q.shape[:1], jnp.finfo(q.dtype).min, q.dtype),
         row_sum=jnp.zeros(q.shape[:1], q.dtype),
         acc=jnp.zeros((q.shape[0], v.shape[1]), q.dtype),
     )
-    masked = bool(
-        tiles.is_partial.any()
-    )  # a choice per tile is no faster: the mask fuses into the exponentials
+    # A choice per tile is no faster (lax.cond, or two scans): the mask fuses into the exponentials.
+    masked = bool(tiles.is_partial.any())
 
     def step(state: RowState, index: tuple[jax.Array, jax.Array]) -> tuple[RowState, None]:
         row0, col0 = index[0] * q_tile, index[1] * kv_tile
         q_rows, *rows = (lax.dynamic_slice_in_dim(x, row0, q_tile) for x in (q, *state))
         k_rows, v_rows = (lax.dynamic_slice_in_dim(x, col0, kv_tile) for x in (k, v))
         mask = visibility.visible(row0 + jnp.arange(q_tile), col0 + jnp.arange(kv_tile)) if masked else None
-        new_rows = _absorb(RowState(*rows), _dot(q_rows, k_rows.T), v_rows, mask)
-        return jax.tree.map(
-            lambda x, y: lax.dynamic_update_slice_in_dim(x, y, row0, 0), state, new_rows
-        ), None
+        new_rows = _absorb(RowState(*rows), _dot(q_rows, k_rows.T) * scale, v_rows, mask)
+        state = jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, row0, 0), state, new_rows)
+        return state, None
 
     if tiles.q_index.size:
         state, _ = lax.scan(step, state, (jnp.asarray(tiles.q_index), jnp.asarray(tiles.kv_index)))
@@ -181,8 +186,8 @@ def _finish(state: RowState, visibility: Visibility) -> tuple[jax.Array, jax.Arr
 def _split_strays(v: jax.Array, visibility: Visibility) -> tuple[jax.Array, jax.Array]:
     """Splits NaN and inf off ``v`` ``[Skv, Dv]``: a hidden one would leak into the product as ``0 * NaN``.
 
-    Returns ``v`` with zeros in their place, and ``[Sq, Dv]`` to add to the output: 0, or the sum of the strays
-    that the row sees. As rows see intervals, running counts suffice.
+    Returns ``v`` with zeros in their place, and ``[Sq, Dv]`` to add to the output: 0, or the sum of the
+    strays that the row sees. As rows see intervals, running counts suffice.
     """
     finite = jnp.isfinite(v)
 

@@ -132,9 +132,10 @@ def place_tile(spec: ChipSpec, shape: AttentionShape, tile: tuple[Any, Any]) -> 
     return place(spec, tile_buffers(shape, _clipped(shape, tile)))
 
 
-def workspace_bytes(spec: ChipSpec, shape: AttentionShape, tile: tuple[Any, Any]) -> Any:
-    """GM bytes of the cube-vector hand-over: scores, probabilities, output of a round, twice, per core.
+def workspace_bytes(spec: ChipSpec, shape: AttentionShape, tile: tuple[Any, Any], cores: Any = None) -> Any:
+    """GM bytes of the cube-vector hand-over: scores, probabilities, output of a round, twice, per core used.
 
+    `cores` are the cube cores of the launch, all of the chip if None.
     An int for a concrete spec, else `[...]` int32. 0 on fused cores, which hand over inside the core.
 
     Example:
@@ -145,9 +146,11 @@ def workspace_bytes(spec: ChipSpec, shape: AttentionShape, tile: tuple[Any, Any]
     """
     rows, cols = _clipped(shape, tile)
     core_bytes = 2 * rows * (cols * (4 + shape.dtype_bytes) + _padded(shape.value_dim) * 4)
-    if isinstance(core_bytes, int) and isinstance(spec.values, np.ndarray) and spec.values.ndim == 1:
-        return core_bytes * int(spec["cube_cores"]) if spec["vector_per_cube"] > 1 else 0
-    total = core_bytes * jnp.asarray(spec["cube_cores"]).astype(jnp.int32)
+    cores = spec["cube_cores"] if cores is None else cores
+    is_concrete = not any(isinstance(each, jax.Array) for each in (core_bytes, cores, spec.values))
+    if is_concrete and spec.values.ndim == 1:
+        return int(core_bytes) * int(cores) if spec["vector_per_cube"] > 1 else 0
+    total = core_bytes * jnp.asarray(cores).astype(jnp.int32)
     return jnp.where(jnp.asarray(spec["vector_per_cube"]) > 1, total, 0)
 
 
@@ -216,7 +219,7 @@ def _cost(spec: ChipSpec, shape: AttentionShape, work: _Work, cores: Any) -> Att
         limit = device_cores if cores is None else jnp.minimum(device_cores, cores)
         used = jnp.minimum(limit, work.blocks).astype(jnp.int32)
         waves = -(-work.blocks // used)
-        workspace = jnp.asarray(workspace_bytes(spec, shape, (work.rows, work.cols)), jnp.int32)
+        workspace = jnp.asarray(workspace_bytes(spec, shape, (work.rows, work.cols), used), jnp.int32)
         hbm, first = _hbm_bytes(spec, shape, work, used, workspace)
         hbm_ns = cost.copy_ns(spec, hbm / waves, spec["hbm_bytes_per_s"])
         units, l2_block = _block_parts(spec, shape, work, work.columns, work.rounds, used, first)

@@ -185,7 +185,7 @@ class Visibility:
         low, high = self.column_bounds(rows)
         line = np.searchsorted(row_edges, rows, "right") - 1
         shape = (row_edges.size - 1, column_edges.size - 1)
-        # The run of tiles that hold a column of [low, high), and the run of tiles that lie within [low, high).
+        # Of each row: the run of tiles that hold a visible column, and the run that holds no hidden one.
         met_from = np.searchsorted(column_edges, low, "right") - 1
         met_to = np.where(low < high, np.searchsorted(column_edges, high, "left"), met_from)
         filled_from = np.searchsorted(column_edges, low, "left")

@@ -1,0 +1,252 @@
+"""The host program of the main job, call by call, with the simulated time of each step."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+import ascend_jax as aj
+from ascend_jax.cli.attention_inputs import AttentionShapes
+from ascend_jax.insight.timeline import KERNEL
+from ascend_jax.ops import flash_attention_score as operator
+from ascend_jax.ops.attention.tiling import AttentionShape
+from ascend_jax.runtime.kernels import Executor
+
+MIB = 1 << 20
+PAGE_SLACK = 4 * MIB  # what whole 2 MiB pages can add to one allocation
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step of the path from call to result, in simulated time."""
+
+    name: str
+    what: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What is to be run. ``launches`` > 1 means one launch per (batch, head) and one stream per head."""
+
+    spec: aj.ChipSpec
+    shapes: AttentionShapes
+    is_causal: bool
+    per_head: bool
+
+    @property
+    def mode(self) -> aj.ops.SparseMode:
+        """Row i sees key j: always, or if j <= i + Skv - Sq."""
+        return aj.ops.SparseMode.RIGHT_DOWN_CAUSAL if self.is_causal else aj.ops.SparseMode.NO_MASK
+
+    @property
+    def scale(self) -> float:
+        """The usual factor of the scores, 1 / sqrt(D)."""
+        return self.shapes.q[3] ** -0.5
+
+    @property
+    def launches(self) -> int:
+        """Kernel launches."""
+        return self.shapes.q[0] * self.shapes.q[1] if self.per_head else 1
+
+    @property
+    def streams(self) -> int:
+        """Streams the launches are spread over."""
+        return self.shapes.q[1] if self.per_head else 1
+
+    @property
+    def outputs(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Name, shape and dtype of the results."""
+        rows = (*self.shapes.q[:3], operator.STATISTICS_COPIES)
+        single = np.dtype(np.float32)
+        return {
+            "attention_out": ((*self.shapes.q[:3], self.shapes.v[3]), self.shapes.dtype),
+            "softmax_max": (rows, single),
+            "softmax_sum": (rows, single),
+        }
+
+    @property
+    def value_bytes(self) -> list[int]:
+        """Bytes of every array that lies in HBM, without the workspace."""
+        arrays = [(shape, self.shapes.dtype) for shape in (self.shapes.q, self.shapes.k, self.shapes.v)]
+        arrays += list(self.outputs.values())
+        if self.is_causal:
+            arrays.append(((operator.MASK_SIZE, operator.MASK_SIZE), np.dtype(np.uint8)))
+        return [int(np.prod(shape, dtype=object)) * dtype.itemsize for shape, dtype in arrays]
+
+    def part(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of an array's share of one launch."""
+        return (1, 1, *shape[2:]) if self.per_head else shape
+
+    @property
+    def launch_shape(self) -> AttentionShape:
+        """What the tiling knows of one launch."""
+        q, k, v = (
+            aj.tensor(0, self.part(shape), self.shapes.dtype).argument
+            for shape in (self.shapes.q, self.shapes.k, self.shapes.v)
+        )
+        return operator.attention_shape(q, k, v, self.mode)
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a job leaves behind."""
+
+    card: aj.CardState
+    steps: tuple[Step, ...]
+    executor: Executor  # of the first launch; all are alike
+    outputs: tuple[np.ndarray, np.ndarray, np.ndarray]
+    workspace_bytes: int  # of all streams together
+    core_limit: int  # cube cores that one launch may use
+
+
+class _Program:
+    """The card as the host program sees it, and the steps so far."""
+
+    def __init__(self, card: aj.CardState) -> None:
+        self.card = card
+        self.steps: list[Step] = []
+        self.since_ns = 0
+
+    def step(self, name: str, what: str) -> None:
+        """Close a step that began where the last one ended."""
+        now = aj.host_time_ns(self.card)
+        self.steps.append(Step(name, what, self.since_ns, now))
+        self.since_ns = now
+
+
+def simulate(job: Job, arrays: Sequence[np.ndarray]) -> Run:
+    """Run ``job`` on q, k, v in BNSD and return card, steps and results."""
+    program = _Program(_new_card(job))
+    streams = _open_streams(program, job)
+    inputs = [_place_input(program, array) for array in arrays]
+    mask = _place_input(program, aj.ops.causal_mask()) if job.is_causal else None
+    outputs = []
+    for shape, dtype in job.outputs.values():
+        program.card, pointer = aj.malloc(program.card, aj.tensor(0, shape, dtype).nbytes)
+        outputs.append(aj.tensor(pointer, shape, dtype))
+    moved = sum(array.nbytes for array in arrays) + (0 if mask is None else mask.nbytes)
+    opened = f"{job.streams} streams created; " if job.per_head else ""
+    copied = f"{len(arrays) + job.is_causal} arrays, {moved / MIB:.1f} MiB, copied to HBM over PCIe"
+    program.step("inputs", opened + copied)
+
+    framework = job.spec["host_framework_ns"] - job.spec["host_op_prepare_ns"] - job.spec["host_launch_ns"]
+    program.card = aj.host_work(program.card, int(max(0, framework)) * job.launches)
+    program.step("framework call", f"{operator.NAME} called {job.launches} x: arguments checked and unpacked")
+
+    core_limit = aj.ops.share_cores(job.spec, job.launch_shape, job.launches) if job.per_head else operator.ALL_CORES
+    executors = _look_up(program, job, (*inputs, *outputs), mask, core_limit)
+    first = executors[0]
+    predicted = float(first.cost.duration_ns) / 1e3
+    program.step("operator look-up", f"{operator.NAME} found, tiles chosen, {predicted:.1f} us predicted per launch")
+
+    workspaces = [_new_workspace(program, first) for _ in streams]
+    total = int(first.workspace_bytes) * job.streams
+    program.step("workspace allocation", f"{total / MIB:.1f} MiB of HBM, for scores between cube and vector cores")
+    for index, executor in enumerate(executors):
+        lane = index % job.streams
+        program.card = aj.launch(program.card, executor, workspaces[lane], streams[lane])
+    program.step("packing and enqueue", f"{_count(job.launches, 'kernel launch')} into {_count(job.streams, 'stream')}")
+
+    program.card = aj.synchronize_device(program.card)
+    _execution_steps(program, first)
+    results = []
+    for tensor in outputs:
+        program.card, result = aj.download(program.card, tensor.pointer, tensor.shape, tensor.dtype)
+        results.append(np.asarray(result))
+    program.step("output", f"3 arrays, {sum(r.nbytes for r in results) / MIB:.1f} MiB, copied to the host over PCIe")
+    return Run(program.card, tuple(program.steps), first, tuple(results), total, core_limit)  # type: ignore[arg-type]
+
+
+def _new_card(job: Job) -> aj.CardState:
+    return aj.init(
+        job.spec,
+        hbm_backing_bytes=sum(nbytes + PAGE_SLACK for nbytes in job.value_bytes),
+        max_streams=job.streams + 1 if job.per_head else 1,
+        max_events=1,
+        max_commands=job.launches + 16,
+        max_blocks=job.streams + 16,
+        donate=True,
+    )
+
+
+def _place_input(program: _Program, array: np.ndarray) -> aj.Tensor:
+    program.card, pointer = aj.malloc(program.card, array.nbytes)
+    program.card = aj.upload(program.card, pointer, array)
+    return aj.tensor(pointer, array.shape, array.dtype)
+
+
+def _look_up(
+    program: _Program, job: Job, tensors: Sequence[aj.Tensor], mask: aj.Tensor | None, core_limit: int
+) -> list[Executor]:
+    """First phase of every launch: on the whole tensors, or on one head's share of each."""
+    executors = []
+    for index in range(job.launches):
+        q, k, v, out, row_max, row_sum = (_share(job, tensor, index) for tensor in tensors)
+        program.card, _, executor = aj.ops.flash_attention_score_get_workspace_size(
+            program.card,
+            q,
+            k,
+            v,
+            attention_out=out,
+            softmax_max=row_max,
+            softmax_sum=row_sum,
+            head_num=q.shape[1],
+            atten_mask=mask,
+            scale_value=job.scale,
+            sparse_mode=int(job.mode),
+            core_limit=core_limit,
+        )
+        executors.append(executor)
+    return executors
+
+
+def _share(job: Job, tensor: aj.Tensor, index: int) -> aj.Tensor:
+    if not job.per_head:
+        return tensor
+    heads = tensor.shape[1]  # of this tensor: fewer for keys and values of grouped heads
+    batch, head = divmod(index, job.shapes.q[1])
+    row = batch * heads + head * heads // job.shapes.q[1]
+    elements = tensor.nbytes // tensor.dtype.itemsize // (tensor.shape[0] * heads)
+    return aj.tensor(tensor.pointer, job.part(tensor.shape), tensor.dtype, offset=row * elements)
+
+
+def _open_streams(program: _Program, job: Job) -> list[jax.Array | int]:
+    if not job.per_head:
+        return [0]  # the default stream
+    streams = []
+    for _ in range(job.streams):
+        program.card, stream = aj.create_stream(program.card)
+        streams.append(stream)
+    return streams
+
+
+def _new_workspace(program: _Program, executor: Executor) -> jax.Array | int:
+    """Launches that may overlap must not share a workspace, so there is one per stream."""
+    if int(executor.workspace_bytes) == 0:
+        return 0
+    program.card, pointer = aj.malloc(program.card, executor.workspace_bytes)
+    return pointer
+
+
+def _execution_steps(program: _Program, executor: Executor) -> None:
+    """Add the steps of the device, which overlap the host's waiting."""
+    timeline = aj.insight.timeline(program.card)
+    is_kernel = (timeline.kind == KERNEL) & timeline.finished
+    if not is_kernel.any():  # the status word says why
+        return
+    start, end = int(timeline.start_ns[is_kernel].min()), int(timeline.end_ns[is_kernel].max())
+    cost = executor.cost
+    what = f"{_count(int(cost.blocks), 'block')} on {int(cost.cube_cores)} cube and {int(cost.vector_cores)} vector cores"
+    if is_kernel.sum() > 1:
+        what += f" per launch, {timeline.max_concurrent_kernels()} launches at a time"
+    program.steps.append(Step("execution", what, start, end))
+    program.since_ns = end
+    program.step("completion", "the host's synchronize call returns")
+
+
+def _count(number: int, noun: str) -> str:
+    ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{ending}"

@@ -1,0 +1,49 @@
+"""Shared pieces: the twins and the random programs, loaded by path so that tests run from any folder."""
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import jax
+import pytest
+
+
+def load(name: str) -> ModuleType:
+    """Import a module of this folder once under a name of its own."""
+    unique = f"ascend_jax_runtime_tests_{name}"
+    if unique not in sys.modules:
+        spec = importlib.util.spec_from_file_location(unique, Path(__file__).with_name(f"{name}.py"))
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[unique] = module
+        spec.loader.exec_module(module)
+    return sys.modules[unique]
+
+
+@pytest.fixture(scope="session")
+def oracle() -> ModuleType:
+    return load("oracle")
+
+
+@pytest.fixture(scope="session")
+def programs() -> ModuleType:
+    return load("programs")
+
+
+@pytest.fixture(scope="session")
+def kits(programs: ModuleType) -> dict:
+    """One card per chip sheet, all of one static shape."""
+    return {"ties": programs.kit(programs.TIES), "odd": programs.kit(programs.ODD)}
+
+
+@pytest.fixture(scope="session")
+def compiled(programs: ModuleType, kits: dict) -> dict:
+    """The interpreter of programs, compiled once for all tests; chips differ in values only."""
+    run = programs.runner(kits["ties"])
+    return {"run": run, "jit": jax.jit(run), "vmap": jax.jit(jax.vmap(run, in_axes=(None, None, 0)))}
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    return random.Random(request.node.name)

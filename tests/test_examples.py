@@ -1,0 +1,28 @@
+"""Every example runs, without warnings, and prints what it promises."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+PROMISES = {
+    "quickstart.py": ["max |error| against float64", "# kernel"],
+    "jit_pipeline.py": ["traced 1 time(s)", "2200 MHz: attention"],
+    "multi_stream_heads.py": ["heads at a time: 6", "cube 0-2"],
+}
+
+
+def test_every_example_is_tested():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(PROMISES)
+
+
+@pytest.mark.parametrize("name", sorted(PROMISES))
+def test_example(name, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / name], capture_output=True, text=True, cwd=tmp_path, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    for line in PROMISES[name]:
+        assert line in done.stdout
