@@ -25,7 +25,15 @@ def attention_program(card: aj.CardState, arrays: list[jax.Array] | None) -> tup
     for tensor, array in zip((q, k, v), arrays or (), strict=False):
         card = aj.upload(card, tensor.pointer, array)
     card, workspace_bytes, executor = aj.ops.flash_attention_score_get_workspace_size(
-        card, q, k, v, attention_out=out, softmax_max=row_max, softmax_sum=row_sum, head_num=SHAPE[1], scale_value=0.125
+        card,
+        q,
+        k,
+        v,
+        attention_out=out,
+        softmax_max=row_max,
+        softmax_sum=row_sum,
+        head_num=SHAPE[1],
+        scale_value=0.125,
     )
     card, workspace = aj.malloc(card, workspace_bytes)
     card = aj.launch(card, executor, workspace, 0)
@@ -56,7 +64,9 @@ def main() -> None:
     @jax.jit
     @jax.vmap
     def predict(clock_hz: jax.Array) -> aj.CardState:
-        card = aj.init(chip.replace(clock_hz=clock_hz), hbm_backing_bytes=0, max_streams=1, max_commands=4, max_blocks=8)
+        card = aj.init(
+            chip.replace(clock_hz=clock_hz), hbm_backing_bytes=0, max_streams=1, max_commands=4, max_blocks=8
+        )
         return attention_program(card, None)[0]
 
     clocks = jnp.linspace(1.0e9, 2.2e9, 1000)

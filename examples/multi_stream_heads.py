@@ -20,7 +20,14 @@ def main() -> None:
 
     card = aj.init(chip, hbm_backing_bytes=16 << 20, donate=True)
     tensors = []
-    for array in (q, k, v, np.zeros(shape, np.float16), np.zeros(rows, np.float32), np.zeros(rows, np.float32)):
+    for array in (
+        q,
+        k,
+        v,
+        np.zeros(shape, np.float16),
+        np.zeros(rows, np.float32),
+        np.zeros(rows, np.float32),
+    ):
         card, ptr = aj.malloc(card, array.nbytes)
         card = aj.upload(card, ptr, array)
         tensors.append(aj.tensor(ptr, array.shape, array.dtype))

@@ -21,7 +21,11 @@ def test_every_example_is_tested():
 @pytest.mark.parametrize("name", sorted(PROMISES))
 def test_example(name, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-W", "error", EXAMPLES / name], capture_output=True, text=True, cwd=tmp_path, timeout=300
+        [sys.executable, "-W", "error", EXAMPLES / name],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     for line in PROMISES[name]:

@@ -102,11 +102,7 @@ def require(plan: OnChipPlan) -> OnChipPlan:
     """
     used, available = np.asarray(plan.used_bytes).tolist(), np.asarray(plan.capacity_bytes).tolist()
     rows = zip(LEVELS, used, available, strict=True)
-    short = [
-        f"{level}: {asked} bytes asked for, {there} available"
-        for level, asked, there in rows
-        if asked > there
-    ]
+    short = [f"{level}: {asked} bytes asked for, {there} available" for level, asked, there in rows if asked > there]
     if short:
         raise OnChipError(f"buffers do not fit: {'; '.join(short)}; take a smaller tile or fewer copies")
     return plan

@@ -182,9 +182,7 @@ def _resolve(name: str) -> str:
         return known[short]
     if short in _REFUSED:
         raise ValueError(f"chip {name!r} is refused: {_REFUSED[short]}")
-    raise ValueError(
-        f"unknown chip {name!r}; known: {', '.join(known.values())} (ascend_jax.chip.chips() lists them)"
-    )
+    raise ValueError(f"unknown chip {name!r}; known: {', '.join(known.values())} (ascend_jax.chip.chips() lists them)")
 
 
 @functools.cache
@@ -247,9 +245,7 @@ def _checked(path: Traversable, field: str, entry: Any) -> float:
     if unit in EXACT_UNITS and float(np.float32(value)) != value:
         raise ValueError(f"{where} is {value!r}; rule: float32 holds {unit} exactly")
     if entry["certainty"] not in CERTAINTIES:
-        raise ValueError(
-            f"{where} has certainty {entry['certainty']!r}; rule: one of {', '.join(CERTAINTIES)}"
-        )
+        raise ValueError(f"{where} has certainty {entry['certainty']!r}; rule: one of {', '.join(CERTAINTIES)}")
     if not isinstance(entry["source"], str) or not entry["source"].strip():
         raise ValueError(f"{where} has source {entry['source']!r}; rule: say where the value is from")
     return float(value)

@@ -9,7 +9,9 @@ import numpy as np
 from ascend_jax.cli.errors import UsageError
 
 DTYPES = ("float16", "bfloat16", "float32")
-DEFAULTS = {"batch": 1, "heads": 32, "seq": 1024, "dim": 128, "dtype": "float16", "seed": 0}
+DEFAULTS = {"batch": 1, "heads": 32, "seq": 1024, "dim": 128}
+DEFAULT_DTYPE = "float16"
+DEFAULT_SEED = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +33,9 @@ class AttentionRequest:
 class AttentionShapes:
     """Shapes and dtype of q, k, v in BNSD, known before any array is made."""
 
-    q: tuple[int, int, int, int]
-    k: tuple[int, int, int, int]
-    v: tuple[int, int, int, int]
+    q: tuple[int, ...]
+    k: tuple[int, ...]
+    v: tuple[int, ...]
     dtype: np.dtype
 
 
@@ -57,7 +59,12 @@ def shapes_of(request: AttentionRequest) -> AttentionShapes:
         )
     q = (sizes["batch"], sizes["heads"], sizes["seq"], sizes["dim"])
     k = (sizes["batch"], sizes["kv_heads"], sizes["kv_seq"], sizes["dim"])
-    return AttentionShapes(q, k, k, jnp.dtype(request.dtype or DEFAULTS["dtype"]))
+    return AttentionShapes(q, k, k, jnp.dtype(request.dtype or DEFAULT_DTYPE))
+
+
+def shapes_of_arrays(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> AttentionShapes:
+    """Return the shapes of arrays that were loaded."""
+    return AttentionShapes(q.shape, k.shape, v.shape, q.dtype)
 
 
 def _divisor_below(heads: int, kv_heads: int) -> int:
@@ -66,9 +73,10 @@ def _divisor_below(heads: int, kv_heads: int) -> int:
 
 def make_arrays(shapes: AttentionShapes, seed: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return standard normal q, k, v of these shapes; the same seed gives the same bytes everywhere."""
-    generator = np.random.Generator(np.random.PCG64(DEFAULTS["seed"] if seed is None else seed))
+    generator = np.random.Generator(np.random.PCG64(DEFAULT_SEED if seed is None else seed))
     q, k, v = (
-        generator.standard_normal(shape, dtype=np.float32).astype(shapes.dtype) for shape in (shapes.q, shapes.k, shapes.v)
+        generator.standard_normal(shape, dtype=np.float32).astype(shapes.dtype)
+        for shape in (shapes.q, shapes.k, shapes.v)
     )
     return q, k, v
 
@@ -91,15 +99,19 @@ def load_arrays(request: AttentionRequest) -> tuple[np.ndarray, np.ndarray, np.n
     for name, array in arrays.items():
         if array.ndim != 4:
             raise UsageError(
-                f"--input {path}: {name} has shape {list(array.shape)}; expected rank 4, [batch, heads, seq, dim] (BNSD)"
+                f"--input {path}: {name} has shape {list(array.shape)}; expected rank 4: [batch, heads, seq, dim]"
             )
         if 0 in array.shape:
-            raise UsageError(f"--input {path}: {name} has shape {list(array.shape)}; every dimension must be at least 1")
+            raise UsageError(
+                f"--input {path}: {name} has shape {list(array.shape)}; every dimension must be at least 1"
+            )
     q, k, v = (arrays[name].astype(dtype) for name in ("q", "k", "v"))
     _check_fit(path, q, k, v)
     for name, array in (("q", q), ("k", k), ("v", v)):
         if not np.isfinite(array.astype(np.float32)).all():
-            raise UsageError(f"--input {path}: {name} holds NaN or infinity in {dtype}; the error could not be measured")
+            raise UsageError(
+                f"--input {path}: {name} holds NaN or infinity in {dtype}; the error could not be measured"
+            )
     return q, k, v
 
 
@@ -112,22 +124,29 @@ def _read_npz(path: str) -> dict[str, np.ndarray]:
             if missing:
                 found = ", ".join(sorted(file)) or "nothing"
                 raise UsageError(
-                    f"--input {path}: array {', '.join(missing)} missing (found {found}); save with np.savez(path, q=q, k=k, v=v)"
+                    f"--input {path}: array {', '.join(missing)} missing (found {found}); "
+                    "save with np.savez(path, q=q, k=k, v=v)"
                 )
             return {name: file[name] for name in ("q", "k", "v")}
     except FileNotFoundError:
         raise UsageError(f"--input {path}: no such file; give an .npz file with arrays q, k, v in BNSD") from None
     except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UsageError(f"--input {path}: not a readable .npz file ({reason}); save with np.savez(path, q=q, k=k, v=v)") from None
+        raise UsageError(
+            f"--input {path}: not a readable .npz file ({reason}); save with np.savez(path, q=q, k=k, v=v)"
+        ) from None
 
 
 def _common_dtype(path: str, arrays: dict[str, np.ndarray], wanted: str | None) -> np.dtype:
     given = {name: array.dtype for name, array in arrays.items()}
     for name, dtype in given.items():
         if dtype.kind != "f" or (wanted is None and dtype.name not in DTYPES):
-            hint = "np.savez cannot store bfloat16: save float32 and add --dtype bfloat16" if dtype.kind == "V" else (
-                f"convert with {name}.astype('float32')" if dtype.kind != "f" else "add --dtype float32 to convert"
+            hint = (
+                "np.savez cannot store bfloat16: save float32 and add --dtype bfloat16"
+                if dtype.kind == "V"
+                else (
+                    f"convert with {name}.astype('float32')" if dtype.kind != "f" else "add --dtype float32 to convert"
+                )
             )
             raise UsageError(f"--input {path}: {name} is {dtype}; expected {', '.join(DTYPES)}; {hint}")
     if wanted is None and len(set(given.values())) > 1:
@@ -143,4 +162,6 @@ def _check_fit(path: str, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise UsageError(f"--input {path}: {shown}; q and k must agree in batch and dim")
     if q.shape[1] % k.shape[1]:
-        raise UsageError(f"--input {path}: {shown}; the {q.shape[1]} heads of q must be a multiple of the {k.shape[1]} of k")
+        raise UsageError(
+            f"--input {path}: {shown}; the {q.shape[1]} heads of q must be a multiple of the {k.shape[1]} of k"
+        )

@@ -9,7 +9,13 @@ import numpy as np
 
 import ascend_jax as aj
 from ascend_jax.chip.onchip import OnChipPlan
-from ascend_jax.cli.attention_inputs import AttentionRequest, AttentionShapes, load_arrays, make_arrays, shapes_of
+from ascend_jax.cli.attention_inputs import (
+    AttentionRequest,
+    load_arrays,
+    make_arrays,
+    shapes_of,
+    shapes_of_arrays,
+)
 from ascend_jax.cli.attention_program import MIB, Job, Run, simulate
 from ascend_jax.cli.errors import UsageError
 from ascend_jax.insight import Timeline
@@ -92,7 +98,7 @@ def run(request: AttentionRequest, *, chip: str, is_causal: bool, per_head: bool
     except ValueError as error:
         raise UsageError(f"--chip {chip}: {error}") from None
     arrays = None if request.input is None else load_arrays(request)
-    shapes = shapes_of(request) if arrays is None else AttentionShapes(*(a.shape for a in arrays), arrays[0].dtype)
+    shapes = shapes_of(request) if arrays is None else shapes_of_arrays(*arrays)
     job = Job(spec, shapes, is_causal, per_head)
     _check(job)
     try:
@@ -114,7 +120,9 @@ def _check(job: Job) -> None:
     size = f"q {list(shapes.q)}, k and v {list(shapes.k)} in {shapes.dtype} with the outputs"
     fix = "use a shorter --seq, fewer --heads or a smaller --batch"
     if need > has - 2 * MIB:
-        raise UsageError(f"HBM too small: {size} need {need / 2**30:.2f} GiB, {spec.name} has {has / 2**30:.0f} GiB; {fix}")
+        raise UsageError(
+            f"HBM too small: {size} need {need / 2**30:.2f} GiB, {spec.name} has {has / 2**30:.0f} GiB; {fix}"
+        )
     if need > 2**31 - 64 * MIB:
         raise UsageError(f"too large to compute: {size} are {need / 2**30:.2f} GiB, the limit is 1.93 GiB; {fix}")
     most = int(spec["max_streams"]) - 1

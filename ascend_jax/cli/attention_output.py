@@ -1,5 +1,7 @@
 """Files of the main job: the results as ``.npz`` and the trace for Perfetto."""
 
+from typing import Any
+
 import numpy as np
 
 from ascend_jax.cli.attention_job import JobResult
@@ -15,7 +17,10 @@ def write(result: JobResult, *, output: str | None, trace: str | None) -> list[s
     if output is not None:
         arrays = dict(zip(NAMES, result.run.outputs, strict=True))
         # .npz knows no bfloat16; float32 holds the same values
-        storable = {n: a.astype(np.float32) if a.dtype.kind == "V" or a.dtype.name == "bfloat16" else a for n, a in arrays.items()}
+        storable: dict[str, Any] = {
+            name: array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+            for name, array in arrays.items()
+        }
         write_atomically(output, lambda file: np.savez(file, **storable))
         shown = ", ".join(f"{name} {array.dtype.name}{list(array.shape)}" for name, array in storable.items())
         lines.append(f"wrote {output}: {shown}")

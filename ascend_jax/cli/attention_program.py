@@ -70,8 +70,8 @@ class Job:
     @property
     def value_bytes(self) -> list[int]:
         """Bytes of every array that lies in HBM, without the workspace."""
-        arrays = [(shape, self.shapes.dtype) for shape in (self.shapes.q, self.shapes.k, self.shapes.v)]
-        arrays += list(self.outputs.values())
+        arrays = list(self.outputs.values())
+        arrays += [(shape, self.shapes.dtype) for shape in (self.shapes.q, self.shapes.k, self.shapes.v)]
         if self.is_causal:
             arrays.append(((operator.MASK_SIZE, operator.MASK_SIZE), np.dtype(np.uint8)))
         return [int(np.prod(shape, dtype=object)) * dtype.itemsize for shape, dtype in arrays]
@@ -216,7 +216,7 @@ def _share(job: Job, tensor: aj.Tensor, index: int) -> aj.Tensor:
 def _open_streams(program: _Program, job: Job) -> list[jax.Array | int]:
     if not job.per_head:
         return [0]  # the default stream
-    streams = []
+    streams: list[jax.Array | int] = []
     for _ in range(job.streams):
         program.card, stream = aj.create_stream(program.card)
         streams.append(stream)
@@ -239,7 +239,9 @@ def _execution_steps(program: _Program, executor: Executor) -> None:
         return
     start, end = int(timeline.start_ns[is_kernel].min()), int(timeline.end_ns[is_kernel].max())
     cost = executor.cost
-    what = f"{_count(int(cost.blocks), 'block')} on {int(cost.cube_cores)} cube and {int(cost.vector_cores)} vector cores"
+    what = (
+        f"{_count(int(cost.blocks), 'block')} on {int(cost.cube_cores)} cube and {int(cost.vector_cores)} vector cores"
+    )
     if is_kernel.sum() > 1:
         what += f" per launch, {timeline.max_concurrent_kernels()} launches at a time"
     program.steps.append(Step("execution", what, start, end))

@@ -37,7 +37,13 @@ def as_json(result: JobResult) -> dict[str, Any]:
         "hbm_traffic_bytes": int(result.timeline.moved_bytes[result.timeline.kind == KERNEL].sum()),
         "onchip_bytes": {level: used[level] for level in LEVELS if level != "L2"},
         "steps": [
-            {"step": i, "name": s.name, "what": s.what, "start_us": s.start_ns / 1e3, "end_us": s.end_ns / 1e3}
+            {
+                "step": i,
+                "name": s.name,
+                "what": s.what,
+                "start_us": s.start_ns / 1e3,
+                "end_us": s.end_ns / 1e3,
+            }
             for i, s in enumerate(result.run.steps, 1)
         ],
         "wall_s": result.wall_s,
@@ -61,7 +67,10 @@ def _title(result: JobResult) -> str:
 
 
 def _path(result: JobResult) -> str:
-    lines = ["From call to result (simulated time):", f"  {'step':<24}{'from us':>10}{'to us':>10}   what happened"]
+    lines = [
+        "From call to result (simulated time):",
+        f"  {'step':<24}{'from us':>10}{'to us':>10}   what happened",
+    ]
     for number, step in enumerate(result.run.steps, 1):
         times = f"{step.start_ns / 1e3:>10.1f}{step.end_ns / 1e3:>10.1f}"
         lines.append(f"  {number} {step.name:<22}{times}   {step.what}")
@@ -85,7 +94,7 @@ def _memory(result: JobResult) -> str:
         "Memory:",
         f"  HBM peak {aj.hbm_peak_bytes(result.run.card) / MIB:.1f} MiB of {total / MIB:.0f} MiB "
         f"(workspace {result.run.workspace_bytes / MIB:.1f} MiB); still free {free / MIB:.0f} MiB",
-        f"  HBM traffic of the kernels {moved / MIB:.1f} MiB: inputs read, outputs written back; scores stay on chip and in L2",
+        f"  HBM traffic of the kernels {moved / MIB:.1f} MiB: inputs and outputs; scores stay on chip and in L2",
         f"  on chip, per core, for a tile of {result.tile[0]} query rows x {result.tile[1]} key columns:",
     ]
     rows = plan.report()

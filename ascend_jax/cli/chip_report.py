@@ -37,7 +37,10 @@ def chips(name: str | None, *, as_json: bool) -> str:
         values = [dict(zip(fields, row, strict=True)) for row in sheet]
         return json.dumps({"chip": spec.name, "family": spec.family, "calibration": spec.calibration, "values": values})
     lines = [f"{spec.name} ({spec.family}), times {spec.calibration}"]
-    lines += [f"  {field:<24}{value:>16,.6g} {unit:<12}{certainty:<8}{source}" for field, value, unit, source, certainty in sheet]
+    lines += [
+        f"  {field:<24}{value:>16,.6g} {unit:<12}{certainty:<8}{source}"
+        for field, value, unit, source, certainty in sheet
+    ]
     return "\n".join(lines)
 
 
@@ -76,4 +79,6 @@ def info(name: str, *, as_json: bool) -> str:
     }
     if as_json:
         return json.dumps(facts)
-    return "\n".join(f"{key:<18}{', '.join(value) if isinstance(value, list) else value}" for key, value in facts.items())
+    return "\n".join(
+        f"{key:<18}{', '.join(value) if isinstance(value, list) else value}" for key, value in facts.items()
+    )

@@ -46,7 +46,12 @@ def _add_run(commands: argparse._SubParsersAction) -> None:
     job.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="element type (default float16)")
     job.add_argument("--causal", action="store_true", help="row i sees key j only if j <= i + kv_seq - seq")
     job.add_argument("--seed", type=int, help="seed of the random inputs (default 0)")
-    job.add_argument("--chip", default="Ascend910B2", metavar="NAME", help="chip, see `ascend-jax chips` (default %(default)s)")
+    job.add_argument(
+        "--chip",
+        default="Ascend910B2",
+        metavar="NAME",
+        help="chip, see `ascend-jax chips` (default %(default)s)",
+    )
     job.add_argument("--streams", choices=("fused", "per-head"), default="fused", help="one launch, or one per head")
     job.add_argument("--output", metavar="FILE", help="write attention_out, softmax_max, softmax_sum to this .npz file")
     job.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev to this .json file")

@@ -17,7 +17,12 @@ _KINDS = {
     Kind.EVENT_WAIT: EVENT_WAIT,
 }
 _ENGINES = {Resource.H2D: "h2d", Resource.D2H: "d2h", Resource.D2D: "d2d"}
-_DIRECTIONS = {"h2d": "host to device", "d2h": "device to host", "d2d": "device to device", "": "host to host"}
+_DIRECTIONS = {
+    "h2d": "host to device",
+    "d2h": "device to host",
+    "d2d": "device to device",
+    "": "host to host",
+}
 
 
 def timeline(card: CardState) -> Timeline:
@@ -29,7 +34,9 @@ def timeline(card: CardState) -> Timeline:
     ['fill device memory']
     """
     if card.streams.ndim != 2:
-        raise ValueError(f"card has batch axes {card.streams.shape[:-2]}: pick one lane first, jax.tree.map(lambda x: x[0], ...)")
+        raise ValueError(
+            f"card has batch axes {card.streams.shape[:-2]}: pick one lane first, jax.tree.map(lambda x: x[0], ...)"
+        )
     enqueued = int(np.asarray(card.clock)[Clock.ENQUEUED])
     kept = np.arange(max(0, enqueued - card.table.rows), enqueued)
     rows = kept % card.table.rows
@@ -54,7 +61,7 @@ def timeline(card: CardState) -> Timeline:
         dropped=enqueued - len(kept),
         command=kept,
         kind=kind,
-        name=[_name(card, row, direction) for row, direction in zip(fields, engine, strict=True)],
+        name=np.array([_name(card, row, side) for row, side in zip(fields, engine, strict=True)], dtype=object),
         stream=np.where(stream == host_stream(card), layout.NONE, stream),
         issue_ns=clock.to_ns(fields[:, Field.ISSUE_HI], fields[:, Field.ISSUE_LO]),
         ready_ns=instant(Time.READY_HI, Phase.READY),
@@ -68,7 +75,7 @@ def timeline(card: CardState) -> Timeline:
         moved_bytes=fields[:, Field.MOVED].astype(np.int64) * GRANULE_BYTES,
         limit=np.where(is_kernel, np.array(LIMITS, dtype=object)[fields[:, Field.LIMIT]], ""),
         waits_for=fields[:, Field.DEPENDS],
-        site=[callsite.text(site) for site in fields[:, Field.SITE]],
+        site=np.array([callsite.text(site) for site in fields[:, Field.SITE]], dtype=object),
     )
 
 

@@ -3,7 +3,11 @@
 from ascend_jax.ops.attention.reference import attention_reference
 from ascend_jax.ops.attention.tiling import AttentionCost, AttentionShape, attention_cost, choose_tile
 from ascend_jax.ops.attention.visibility import SparseMode, Visibility
-from ascend_jax.ops.flash_attention_score import causal_mask, flash_attention_score_get_workspace_size, share_cores
+from ascend_jax.ops.flash_attention_score import (
+    causal_mask,
+    flash_attention_score_get_workspace_size,
+    share_cores,
+)
 from ascend_jax.ops.registry import Operator, Plan, add, get_workspace_size, names
 
 __all__ = [

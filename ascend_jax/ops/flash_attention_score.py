@@ -19,7 +19,7 @@ from ascend_jax.ops.attention.visibility import SparseMode, Visibility
 from ascend_jax.ops.registry import ALL_CORES, Operator, Plan, require_shape
 from ascend_jax.ops.tensor import Tensor
 from ascend_jax.runtime.codes import Code, ParameterError
-from ascend_jax.runtime.edge import verb
+from ascend_jax.runtime.edge import Site, verb
 from ascend_jax.runtime.kernels import Argument, Cost, Executor
 from ascend_jax.runtime.state import CardState
 
@@ -35,9 +35,7 @@ def _refuse(parameter: str, given: object, rule: str) -> ParameterError:
     return ParameterError(Code.PARAM_INVALID, parameter, given, rule)
 
 
-def check(
-    inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, scale_value: float, sparse_mode: int
-) -> None:
+def check(inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, scale_value: float, sparse_mode: int) -> None:
     """Refuse what the operator's first phase refuses (161002)."""
     query, key, value = inputs[:3]
     for name, given in zip(("query", "key", "value"), inputs, strict=False):
@@ -58,7 +56,11 @@ def check(
     if sparse_mode not in _MODES:
         raise _refuse("sparse_mode", sparse_mode, f"must be one of {[int(mode) for mode in _MODES]}")
     statistics = (batch, heads, q_len, STATISTICS_COPIES)
-    wanted = {"attention_out": (batch, heads, q_len, value_dim), "softmax_max": statistics, "softmax_sum": statistics}
+    wanted = {
+        "attention_out": (batch, heads, q_len, value_dim),
+        "softmax_max": statistics,
+        "softmax_sum": statistics,
+    }
     for (name, shape), given in zip(wanted.items(), outputs, strict=True):
         require_shape(name, given, shape, "from query and value")
         dtype = query.dtype if name == "attention_out" else np.dtype(np.float32)
@@ -78,11 +80,11 @@ def value(
     """Compute attention_out, softmax_max and softmax_sum. The compressed mask holds no choice, so it is not read."""
     visibility = Visibility(query.shape[2], key.shape[2], SparseMode(sparse_mode))
     out, row_max, row_sum = flash_forward(query, key, value, visibility, scale=scale_value)
-    statistics = [
-        jnp.broadcast_to(rows[..., None].astype(jnp.float32), (*rows.shape, STATISTICS_COPIES))
-        for rows in (row_max, row_sum)
-    ]
-    return out, *statistics
+    return out, _copies(row_max), _copies(row_sum)
+
+
+def _copies(rows: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(rows[..., None].astype(jnp.float32), (*rows.shape, STATISTICS_COPIES))
 
 
 def attention_shape(query: Argument, key: Argument, value: Argument, sparse_mode: int) -> AttentionShape:
@@ -113,7 +115,8 @@ def plan(
     sparse_mode: int,
 ) -> Plan:
     """Choose the fastest tile that fits the chip and predict the launch."""
-    shape = attention_shape(*inputs[:3], sparse_mode)
+    query, key, value = inputs[:3]
+    shape = attention_shape(query, key, value, sparse_mode)
     best = choose_tile(chip, shape, core_limit)
     cost = Cost(
         duration_ns=best.duration_ns,
@@ -148,7 +151,7 @@ def flash_attention_score_get_workspace_size(
     sparse_mode: int = 0,
     input_layout: str = "BNSD",
     core_limit: int | jax.Array = ALL_CORES,
-    site: jax.Array,
+    site: Site = None,
 ) -> tuple[CardState, jax.Array, Executor]:
     """First phase of ``aclnnFlashAttentionScore``: check, tile, predict; nothing is queued.
 
@@ -195,9 +198,7 @@ def flash_attention_score_get_workspace_size(
         inputs.append(atten_mask)
     attributes = {"scale_value": float(scale_value), "sparse_mode": int(sparse_mode)}
     outputs = (attention_out, softmax_max, softmax_sum)
-    return registry.get_workspace_size(
-        card, NAME, inputs, outputs, attributes, core_limit=core_limit, site=site
-    )
+    return registry.get_workspace_size(card, NAME, inputs, outputs, attributes, core_limit=core_limit, site=site)
 
 
 def _check_mask(atten_mask: Tensor, sparse_mode: int) -> None:

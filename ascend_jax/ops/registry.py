@@ -11,7 +11,7 @@ from ascend_jax.ops.tensor import Tensor
 from ascend_jax.runtime import kernels, layout
 from ascend_jax.runtime.codes import Code, ParameterError
 from ascend_jax.runtime.commands import Number, operand_rows
-from ascend_jax.runtime.edge import stage, verb
+from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.kernels import Argument, Cost, Executor, KernelSpec
 from ascend_jax.runtime.launch import load_kernel
@@ -39,8 +39,8 @@ class Operator:
       name: As CANN spells it, without the ``aclnn``.
       check: ``(inputs, outputs, **attributes) -> None``; raises ParameterError on a wrong shape, dtype or value.
       value: ``(*inputs, **attributes) -> outputs``: what it computes, on arrays.
-      plan: ``(chip, inputs, outputs, core_limit, **attributes) -> Plan``: tiling and cost on at most ``core_limit`` cube
-        cores (int32, may exceed what the chip has); pure, traceable in the chip and the limit.
+      plan: ``(chip, inputs, outputs, core_limit, **attributes) -> Plan``: tiling and cost on at most ``core_limit``
+        cube cores (int32, may exceed what the chip has); pure, traceable in the chip and the limit.
     """
 
     name: str
@@ -88,7 +88,7 @@ def get_workspace_size(
     attributes: Attributes,
     *,
     core_limit: Number = ALL_CORES,
-    site: Number,
+    site: Site = None,
 ) -> tuple[CardState, jax.Array, Executor]:
     """First phase of an operator call: check, tile, predict, and build the executor; nothing is queued.
 
@@ -154,4 +154,6 @@ def _prepare(
 def require_shape(parameter: str, given: Argument | Tensor, shape: tuple[int, ...], why: str) -> None:
     """Raise ParameterError unless a tensor has this shape."""
     if given.shape != shape:
-        raise ParameterError(Code.PARAM_INVALID, f"{parameter}.shape", list(given.shape), f"must be {list(shape)}: {why}")
+        raise ParameterError(
+            Code.PARAM_INVALID, f"{parameter}.shape", list(given.shape), f"must be {list(shape)}: {why}"
+        )

@@ -38,9 +38,7 @@ class Tensor:
         return Argument(self.shape, self.dtype)
 
 
-def tensor(
-    pointer: int | jax.Array, shape: tuple[int, ...], dtype: object, *, offset: int | jax.Array = 0
-) -> Tensor:
+def tensor(pointer: int | jax.Array, shape: tuple[int, ...], dtype: object, *, offset: int | jax.Array = 0) -> Tensor:
     """Describe a tensor in device memory.
 
     Args:
@@ -58,7 +56,7 @@ def tensor(
     if any(int(n) != n or n < 0 for n in shape):
         raise ParameterError(Code.PARAM_INVALID, "shape", list(shape), "every dimension is a whole number >= 0")
     try:
-        kind = jax.numpy.dtype(dtype)
+        kind = jax.numpy.dtype(dtype)  # type: ignore[call-overload]
     except TypeError as error:
         raise ParameterError(Code.PARAM_INVALID, "dtype", dtype, "must name a NumPy or JAX dtype") from error
     return Tensor(pointer, offset, tuple(int(n) for n in shape), kind)  # type: ignore[arg-type]

@@ -7,18 +7,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from ascend_jax.runtime import layout
-from ascend_jax.runtime.layout import GRANULE_BYTES, GRANULE_SHIFT
+from ascend_jax.runtime.layout import GRANULE_SHIFT
 from ascend_jax.runtime.loop import settle_loop
+from ascend_jax.runtime.memory import end_of_range
 from ascend_jax.runtime.state import CHUNK_BYTES, CardState
 
 
 def is_backed(card: CardState, pointer: jax.Array, offset: jax.Array, nbytes: jax.Array) -> jax.Array:
     """Return whether real bytes lie behind a range."""
-    end = (offset + nbytes + GRANULE_BYTES - 1) >> GRANULE_SHIFT
+    end, rest = end_of_range(offset, nbytes)
     on_host = pointer < layout.NULL
     granule = jnp.where(on_host, pointer - layout.HOST_BASE, pointer - layout.HBM_BASE)
     size = jnp.where(on_host, card.host_backing_bytes >> GRANULE_SHIFT, card.hbm_backing_bytes >> GRANULE_SHIFT)
-    return (granule >= 0) & (granule <= size) & (end <= size - granule)
+    return (granule >= 0) & (granule <= size) & (end + (rest > 0) <= size - granule)
 
 
 def first_byte(card: CardState, pointer: jax.Array, offset: jax.Array) -> jax.Array:

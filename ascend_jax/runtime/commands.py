@@ -1,6 +1,7 @@
 """Enqueueing: one command becomes one row of the table, linked behind the last one of its stream."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +22,10 @@ def host_stream(card: CardState) -> int:
     return int(card.streams.shape[-2]) - 1
 
 
-def is_stream(card: CardState, stream: jax.Array) -> jax.Array:
+def is_stream(card: CardState, stream: Number) -> jax.Array:
     """Return whether ``stream`` is a live stream handle."""
     slots = host_stream(card)
+    stream = jnp.asarray(stream, jnp.int32)
     entry = get_row(card.streams, jnp.clip(stream, 0, slots))
     return (stream >= 0) & (stream < slots) & (entry[Stream.ALIVE] == 1)
 
@@ -86,12 +88,10 @@ def enqueue(card: CardState, command: Command, code: jax.Array) -> tuple[CardSta
     return dataclasses.replace(card, table=table, streams=streams, clock=words), code
 
 
-def _write_row(
-    card: CardState, table: CommandTable, command: Command, row: jax.Array, ok: jax.Array
-) -> CommandTable:
+def _write_row(card: CardState, table: CommandTable, command: Command, row: jax.Array, ok: jax.Array) -> CommandTable:
     issue = host_now(card)
     duration = Instant(jnp.int32(0), jnp.int32(0)) if command.duration is None else command.duration
-    columns: dict[int, Number] = {
+    columns: dict[Any, Number] = {
         Field.KIND: command.kind,
         Field.STREAM: command.stream,
         Field.SEQUENCE: card.clock[Clock.ENQUEUED],
@@ -131,6 +131,6 @@ def transfer_time(nbytes: jax.Array, bytes_per_s: jax.Array, latency_ns: jax.Arr
     return at_least_1ns(clock.from_ns(latency_ns + nbytes.astype(jnp.float32) * (1e9 / bytes_per_s)))
 
 
-def answer(card: CardState, code: jax.Array, site: jax.Array, stream: Number) -> tuple[CardState, jax.Array]:
+def answer(card: CardState, code: jax.Array, site: Number, stream: Number) -> tuple[CardState, jax.Array]:
     """Note ``code`` in the status word and return both."""
     return status.note(card, code, site, stream), code

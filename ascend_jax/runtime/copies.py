@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from ascend_jax.runtime import bytes as hbm
 from ascend_jax.runtime import layout
@@ -20,9 +21,9 @@ from ascend_jax.runtime.commands import (
     operand_rows,
     transfer_time,
 )
-from ascend_jax.runtime.edge import stage, verb
+from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.host import spend
-from ascend_jax.runtime.kernels import Argument, from_bytes, to_bytes
+from ascend_jax.runtime.kernels import Argument, from_bytes, require_plain, to_bytes
 from ascend_jax.runtime.layout import GRANULE_SHIFT, Field, Kind, Resource
 from ascend_jax.runtime.memory import is_live
 from ascend_jax.runtime.state import CardState
@@ -33,7 +34,7 @@ Range = tuple[Number, Number]  # pointer and byte offset from it
 
 
 def check_range(card: CardState, place: Range, nbytes: Number) -> jax.Array:
-    """Return 0, or why ``nbytes`` bytes at ``place`` cannot be used: null 100000, not allocated 107000, no bytes 900002."""
+    """Return 0, or why a range cannot be used: null 100000, not allocated 107000, no bytes behind it 900002."""
     pointer, offset = (jnp.asarray(x, jnp.int32) for x in place)
     length = jnp.asarray(nbytes, jnp.int32)
     no_bytes = ~hbm.is_backed(card, pointer, offset, length) if card.has_values else jnp.bool_(False)
@@ -56,19 +57,26 @@ def _engine_of(card: CardState, to_host: jax.Array, from_host: jax.Array) -> tup
 
 @stage(static=("is_blocking",))
 def _copy(
-    card: CardState, dst: Range, src: Range, nbytes: Number, stream: Number, site: Number, *, is_blocking: bool
+    card: CardState,
+    dst: Range,
+    src: Range,
+    nbytes: Number,
+    stream: Number,
+    site: Number,
+    *,
+    is_blocking: bool,
 ) -> CardState:
-    dst, src = (tuple(jnp.asarray(x, jnp.int32) for x in place) for place in (dst, src))
     nbytes = jnp.asarray(nbytes, jnp.int32)
-    to_host, from_host = dst[0] < layout.NULL, src[0] < layout.NULL
+    to_host, from_host = (jnp.asarray(place[0], jnp.int32) < layout.NULL for place in (dst, src))
     code = jnp.int32(Code.SUCCESS)
     if not is_blocking:
         code = first_code(
-            (~is_stream(card, stream), Code.RT_STREAM_CONTEXT), (to_host & from_host, Code.FEATURE_NOT_SUPPORT)
+            (~is_stream(card, stream), Code.RT_STREAM_CONTEXT),
+            (to_host & from_host, Code.FEATURE_NOT_SUPPORT),
         )
     for place in (dst, src):
         code = jnp.where(code == Code.SUCCESS, check_range(card, place, nbytes), code)
-    same = (dst[0] == src[0]) & (dst[1] == src[1])
+    same = jnp.asarray(dst[0] == src[0]) & (dst[1] == src[1])
     is_idle = (code == Code.SUCCESS) & ((nbytes == 0) | same)
     need, rate = _engine_of(card, to_host, from_host)
     cost = card.chip["host_copy_sync_ns" if is_blocking else "host_copy_enqueue_ns"]
@@ -89,7 +97,14 @@ def _copy(
 
 @stage(static=("is_blocking",))
 def _set(
-    card: CardState, dst: Range, value: Number, nbytes: Number, stream: Number, site: Number, *, is_blocking: bool
+    card: CardState,
+    dst: Range,
+    value: Number,
+    nbytes: Number,
+    stream: Number,
+    site: Number,
+    *,
+    is_blocking: bool,
 ) -> CardState:
     nbytes = jnp.asarray(nbytes, jnp.int32)
     to_host = jnp.asarray(dst[0], jnp.int32) < layout.NULL
@@ -120,7 +135,7 @@ def memcpy(
     *,
     dst_offset: Number = 0,
     src_offset: Number = 0,
-    site: Number,
+    site: Site = None,
 ) -> CardState:
     """Copy ``nbytes`` bytes and block the host until they have arrived (``aclrtMemcpy``).
 
@@ -152,7 +167,7 @@ def memcpy_async(
     *,
     dst_offset: Number = 0,
     src_offset: Number = 0,
-    site: Number,
+    site: Site = None,
 ) -> CardState:
     """Queue a copy in ``stream`` (``aclrtMemcpyAsync``); host memory must be pinned (``malloc_host``).
 
@@ -163,7 +178,7 @@ def memcpy_async(
 
 @verb
 def memset(
-    card: CardState, dst: Number, value: Number, nbytes: Number, *, dst_offset: Number = 0, site: Number
+    card: CardState, dst: Number, value: Number, nbytes: Number, *, dst_offset: Number = 0, site: Site = None
 ) -> CardState:
     """Fill ``nbytes`` bytes with the low byte of ``value`` and block until it is done (``aclrtMemset``)."""
     card = _set(card, (dst, dst_offset), value, nbytes, layout.NONE, site, is_blocking=True)
@@ -172,7 +187,14 @@ def memset(
 
 @verb
 def memset_async(
-    card: CardState, dst: Number, value: Number, nbytes: Number, stream: Number, *, dst_offset: Number = 0, site: Number
+    card: CardState,
+    dst: Number,
+    value: Number,
+    nbytes: Number,
+    stream: Number,
+    *,
+    dst_offset: Number = 0,
+    site: Site = None,
 ) -> CardState:
     """Queue a fill in ``stream`` (``aclrtMemsetAsync``)."""
     return _set(card, (dst, dst_offset), value, nbytes, stream, site, is_blocking=False)
@@ -202,9 +224,18 @@ def _pageable(card: CardState, place: Range, nbytes: Number, to_device: bool | j
     return answer(card, jnp.where(is_idle, Code.SUCCESS, queued), site, layout.NONE)
 
 
+def _raw(array: ArrayLike) -> tuple[np.ndarray | jax.Array, int]:
+    """Return the array (NumPy as its bytes in C order, whatever the dtype) and its length in bytes."""
+    if isinstance(array, jax.Array):
+        require_plain(array.dtype)
+        return array, array.size * array.dtype.itemsize
+    raw = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+    return raw, raw.nbytes
+
+
 @stage
 def _store(card: CardState, place: Range, array: jax.Array, code: jax.Array) -> CardState:
-    raw = to_bytes(jnp.asarray(array))
+    raw = to_bytes(array)
     index = hbm.first_byte(card, jnp.asarray(place[0], jnp.int32), jnp.asarray(place[1], jnp.int32))
     index = jnp.where(code == Code.SUCCESS, index, 0)
     old = lax.dynamic_slice(card.memory, (index,), raw.shape)
@@ -220,7 +251,9 @@ def _load(card: CardState, place: Range, code: jax.Array, *, argument: Argument)
 
 
 def _argument(shape: tuple[int, ...], dtype: object) -> Argument:
-    return Argument(tuple(int(n) for n in shape), jnp.dtype(dtype))
+    kind = jnp.dtype(dtype)  # type: ignore[call-overload]
+    require_plain(kind)
+    return Argument(tuple(int(n) for n in shape), kind)
 
 
 def _has_bytes(card: CardState, nbytes: int) -> bool:
@@ -229,23 +262,22 @@ def _has_bytes(card: CardState, nbytes: int) -> bool:
 
 
 @verb
-def upload(card: CardState, dst: Number, array: jax.Array, *, offset: Number = 0, site: Number) -> CardState:
+def upload(card: CardState, dst: Number, array: ArrayLike, *, offset: Number = 0, site: Site = None) -> CardState:
     """Copy an array from ordinary (pageable) host memory to the device and block until it is there.
 
     This is ``acl.util.numpy_to_ptr`` followed by ``aclrtMemcpy``. The array's bytes are taken in C order.
 
     Status as :func:`memcpy`; 107000 if ``dst`` is a host pointer.
     """
-    array = array if isinstance(array, jax.Array) else np.asarray(array)
-    argument = _argument(array.shape, array.dtype)
-    card, code = _pageable(card, (dst, offset), argument.nbytes, True, site)
+    raw, nbytes = _raw(array)
+    card, code = _pageable(card, (dst, offset), nbytes, True, site)
     card = settle(card, host_stream(card), layout.NONE, True, site)
-    return _store(card, (dst, offset), array, code) if _has_bytes(card, argument.nbytes) else card
+    return _store(card, (dst, offset), raw, code) if _has_bytes(card, nbytes) else card
 
 
 @verb
 def download(
-    card: CardState, src: Number, shape: tuple[int, ...], dtype: object, *, offset: Number = 0, site: Number
+    card: CardState, src: Number, shape: tuple[int, ...], dtype: object, *, offset: Number = 0, site: Site = None
 ) -> tuple[CardState, jax.Array]:
     """Copy bytes from the device to ordinary host memory, block until they are there, and return them as an array.
 
@@ -268,17 +300,16 @@ def _check_host(card: CardState, place: Range, nbytes: Number, site: Number) -> 
 
 
 @verb
-def host_write(card: CardState, dst: Number, array: jax.Array, *, offset: Number = 0, site: Number) -> CardState:
+def host_write(card: CardState, dst: Number, array: ArrayLike, *, offset: Number = 0, site: Site = None) -> CardState:
     """Let the host program write ``array`` into its own pinned memory, now and at no cost."""
-    array = array if isinstance(array, jax.Array) else np.asarray(array)
-    argument = _argument(array.shape, array.dtype)
-    card, code = _check_host(look(card, site), (dst, offset), argument.nbytes, site)
-    return _store(card, (dst, offset), array, code) if _has_bytes(card, argument.nbytes) else card
+    raw, nbytes = _raw(array)
+    card, code = _check_host(look(card, site), (dst, offset), nbytes, site)
+    return _store(card, (dst, offset), raw, code) if _has_bytes(card, nbytes) else card
 
 
 @verb
 def host_read(
-    card: CardState, src: Number, shape: tuple[int, ...], dtype: object, *, offset: Number = 0, site: Number
+    card: CardState, src: Number, shape: tuple[int, ...], dtype: object, *, offset: Number = 0, site: Site = None
 ) -> tuple[CardState, jax.Array]:
     """Let the host program read its own pinned memory as it is now.
 

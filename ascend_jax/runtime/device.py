@@ -21,8 +21,8 @@ def device_info(card: CardState) -> dict[str, int | str]:
     ('Ascend910B4', 20, 32)
     """
     free_bytes, _ = mem_get_info(card)
-    sizes = ("cube_cores", "vector_cores", "clock_hz", "hbm_bytes", "l2_bytes", "l1_bytes")
-    sizes += ("l0a_bytes", "l0b_bytes", "l0c_bytes", "ub_bytes")
+    memories = ("hbm", "l2", "l1", "l0a", "l0b", "l0c", "ub")
+    sizes = ("cube_cores", "vector_cores", "clock_hz", *(f"{memory}_bytes" for memory in memories))
     alive = int(np.asarray(card.streams)[: host_stream(card), Stream.ALIVE].sum())
     return {
         "soc_name": card.chip.name,

@@ -15,6 +15,7 @@ import numpy as np
 from ascend_jax.runtime import callsite
 
 F = TypeVar("F", bound=Callable[..., Any])
+Site = int | jax.Array | None  # a call site; None until `verb` fills it in
 
 
 def verb(function: F) -> F:

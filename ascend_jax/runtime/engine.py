@@ -9,8 +9,8 @@ A stream runs at most one command at a time, so everything is an array over stre
 3. time moves to the next moment at which something can change, never past the limit;
 4. commands with no time left end, all that are due at once.
 
-Later rules have their places: priorities order :func:`grant`, shared bandwidth sets how far work gets in :func:`move_time`,
-time limits are one more deadline there, faults end a command in :func:`write_back`.
+Later rules have their places: priorities order :func:`grant`; shared bandwidth sets how far work gets in
+:func:`move_time`, where a time limit is one more deadline; a fault ends a command in :func:`write_back`.
 """
 
 import dataclasses
@@ -61,11 +61,11 @@ class View(NamedTuple):
 
     row: jax.Array  # int32
     fields: jax.Array  # int32 [S + 1, FIELDS]
-    phase: jax.Array  # int32
+    times: jax.Array  # int32 [S + 1, len(Time)]
     is_present: jax.Array  # bool
     is_running: jax.Array  # bool
     left: Instant  # time left, of running commands
-    age: jax.Array  # int32 ns, of waiting commands
+    ready: Instant  # when the command became ready; now, if it has not
 
     @property
     def need(self) -> jax.Array:
@@ -104,9 +104,7 @@ def advance(card: CardState, goal: Goal) -> tuple[CardState, jax.Array]:
     """
     host = Instant(card.clock[Clock.HOST_HI], card.clock[Clock.HOST_LO])
     device = Instant(card.clock[Clock.DEVICE_HI], card.clock[Clock.DEVICE_LO])
-    limit = Instant(
-        jnp.where(goal.is_blocking, layout.FOREVER_HI, host.hi), jnp.where(goal.is_blocking, 0, host.lo)
-    )
+    limit = Instant(jnp.where(goal.is_blocking, layout.FOREVER_HI, host.hi), jnp.where(goal.is_blocking, 0, host.lo))
     tables = Tables(card.table.fields, capacity(card), goal, limit)
     with jax.named_scope("engine"):
         end = settle_loop(is_unfinished, step, tables, Carry(card.streams, card.table.times, device, jnp.bool_(False)))
@@ -131,9 +129,7 @@ def is_done(fields: jax.Array, times: jax.Array, sequence: jax.Array) -> jax.Arr
     """Return whether the commands with these sequence numbers are done; NONE and forgotten ones are."""
     rows = fields.shape[0] - 1
     row = jnp.where(sequence < 0, rows, row_of(fields, sequence))
-    return (
-        (sequence < 0) | (fields[row, Field.SEQUENCE] != sequence) | (times[row, Time.PHASE] == Phase.DONE)
-    )
+    return (sequence < 0) | (fields[row, Field.SEQUENCE] != sequence) | (times[row, Time.PHASE] == Phase.DONE)
 
 
 def step(tables: Tables, carry: Carry) -> Carry:
@@ -161,14 +157,17 @@ def look(tables: Tables, carry: Carry) -> View:
     streams = carry.streams
     is_present = streams[:, Stream.PENDING] > 0
     row = jnp.where(is_present, streams[:, Stream.HEAD], tables.fields.shape[0] - 1)
+    times = carry.times[row]
+    is_ready = times[:, Time.PHASE] >= Phase.READY
+    stamps = ((Time.READY_HI, carry.now.hi), (Time.READY_LO, carry.now.lo))
     return View(
         row=row,
         fields=tables.fields[row],
-        phase=carry.times[row, Time.PHASE],
+        times=times,
         is_present=is_present,
         is_running=streams[:, Stream.RUNNING] == 1,
         left=Instant(streams[:, Stream.LEFT_HI], streams[:, Stream.LEFT_LO]),
-        age=streams[:, Stream.AGE],
+        ready=Instant(*(jnp.where(is_ready, times[:, column], limb) for column, limb in stamps)),
     )
 
 
@@ -180,17 +179,16 @@ def grant(tables: Tables, view: View, is_waiting: jax.Array) -> jax.Array:
     """
     need = view.need
     free = tables.capacity - (need * view.is_running[:, None]).sum(0)
-    age = jnp.where(is_waiting, view.age, -1)
-    slot = jnp.arange(age.shape[0])
-    comes_first = (age[None, :] > age[:, None]) | ((age[None, :] == age[:, None]) & (slot[None, :] <= slot[:, None]))
+    slot = jnp.arange(is_waiting.shape[0])
+    mine, other = Instant(*(x[:, None] for x in view.ready)), Instant(*(x[None, :] for x in view.ready))
+    is_tie = (other.hi == mine.hi) & (other.lo == mine.lo)
+    comes_first = clock.is_before(other, mine) | (is_tie & (slot[None, :] <= slot[:, None]))
     ahead = (comes_first & is_waiting[None, :]).astype(jnp.int32)
     demand = (ahead[:, :, None] * need[None, :, :]).sum(1)
-    return is_waiting & ((need == 0) | (demand <= free)).all(-1)
+    return is_waiting & ((need == 0) | (demand <= free[None, :])).all(-1)
 
 
-def move_time(
-    tables: Tables, carry: Carry, view: View, live: jax.Array
-) -> tuple[jax.Array, Instant, jax.Array]:
+def move_time(tables: Tables, carry: Carry, view: View, live: jax.Array) -> tuple[jax.Array, Instant, jax.Array]:
     """Return (ns to the next moment at which something changes, that moment, whether there is none and never will be).
 
     A step is never longer than LIMB; longer waits take several.
@@ -211,17 +209,20 @@ def move_time(
 def write_back(carry: Carry, view: View, moves: Moves) -> Carry:
     """Stamp the commands that became ready, started or ended, and move their streams on."""
     is_due, delta, now = moves.is_due, moves.delta_ns, moves.now
-    times = carry.times[view.row]
-    is_new = moves.is_waiting & (view.phase < Phase.READY)
-    stamps = ((is_new, Time.READY_HI, carry.now), (moves.starts, Time.START_HI, carry.now), (is_due, Time.END_HI, now))
+    times, phase = view.times, view.times[:, Time.PHASE]
+    is_new = moves.is_waiting & (phase < Phase.READY)
+    stamps = (
+        (is_new, Time.READY_HI, carry.now),
+        (moves.starts, Time.START_HI, carry.now),
+        (is_due, Time.END_HI, now),
+    )
     entries: dict[int, jax.Array] = {}
     for where, column, instant in stamps:
         entries[column] = jnp.where(where, instant.hi, times[:, column])
         entries[column + 1] = jnp.where(where, instant.lo, times[:, column + 1])
-    phase = jnp.where(moves.is_waiting, Phase.READY, view.phase)
+    phase = jnp.where(moves.is_waiting, Phase.READY, phase)
     entries[Time.PHASE] = jnp.where(is_due, Phase.DONE, jnp.where(moves.starts, Phase.RUNNING, phase))
     left = clock.minus(view.left, jnp.where(view.is_running, delta, 0))
-    aged = moves.is_waiting & ~moves.starts
     streams = with_entries(
         carry.streams,
         {
@@ -229,7 +230,6 @@ def write_back(carry: Carry, view: View, moves: Moves) -> Carry:
             Stream.RUNNING: view.is_running & ~is_due,
             Stream.LEFT_HI: left.hi,
             Stream.LEFT_LO: left.lo,
-            Stream.AGE: jnp.where(aged, view.age + jnp.minimum(delta, LIMB - view.age), 0),
             Stream.PENDING: carry.streams[:, Stream.PENDING] - is_due,
         },
     )

@@ -9,7 +9,7 @@ import numpy as np
 from ascend_jax.runtime import clock, layout, status
 from ascend_jax.runtime.codes import AscendError, Code
 from ascend_jax.runtime.commands import Command, Number, answer, enqueue, is_stream
-from ascend_jax.runtime.edge import stage, verb
+from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Clock, Event, Field, Kind, Phase, Time
 from ascend_jax.runtime.rows import get_row, put_if, with_entries
@@ -17,7 +17,8 @@ from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
 
 
-def _is_event(card: CardState, event: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _is_event(card: CardState, event: Number) -> tuple[jax.Array, jax.Array]:
+    event = jnp.asarray(event, jnp.int32)
     slot = jnp.clip(event, 0, card.events.shape[0] - 1)
     return (event == slot) & (get_row(card.events, slot)[Event.ALIVE] == 1), slot
 
@@ -49,9 +50,7 @@ def _record(card: CardState, event: Number, stream: Number, site: Number) -> Car
     code = first_code((~is_stream(card, stream), Code.RT_STREAM_CONTEXT), (~good, Code.RT_PARAM_INVALID))
     sequence = card.clock[Clock.ENQUEUED]
     card = spend(card, card.chip["host_event_ns"])
-    card, code = enqueue(
-        card, Command(Kind.EVENT_RECORD, stream, fields={Field.EVENT: event, Field.SITE: site}), code
-    )
+    card, code = enqueue(card, Command(Kind.EVENT_RECORD, stream, fields={Field.EVENT: event, Field.SITE: site}), code)
     recorded = with_entries(get_row(card.events, slot), {Event.RECORD: sequence})
     card = dataclasses.replace(card, events=put_if(code == Code.SUCCESS, card.events, slot, recorded))
     return answer(card, code, site, stream)[0]
@@ -69,7 +68,7 @@ def _wait(card: CardState, stream: Number, event: Number, site: Number) -> CardS
 
 
 @verb
-def create_event(card: CardState, *, site: Number) -> tuple[CardState, jax.Array]:
+def create_event(card: CardState, *, site: Site = None) -> tuple[CardState, jax.Array]:
     """Create an event (``aclrtCreateEventExWithFlag``); return the card and its handle.
 
     Status 207007 and handle -1 when the slots or the product's limit are used up.
@@ -78,13 +77,13 @@ def create_event(card: CardState, *, site: Number) -> tuple[CardState, jax.Array
 
 
 @verb
-def destroy_event(card: CardState, event: Number, *, site: Number) -> CardState:
+def destroy_event(card: CardState, event: Number, *, site: Site = None) -> CardState:
     """Give the event's slot back (``aclrtDestroyEvent``); waits already queued keep what they wait for."""
     return _destroy(card, event, site)
 
 
 @verb
-def record_event(card: CardState, event: Number, stream: Number, *, site: Number) -> CardState:
+def record_event(card: CardState, event: Number, stream: Number, *, site: Site = None) -> CardState:
     """Mark the current end of ``stream`` (``aclrtRecordEvent``). Recording again moves the mark.
 
     Status 107003 for an unknown stream, 107000 for an unknown event.
@@ -93,7 +92,7 @@ def record_event(card: CardState, event: Number, stream: Number, *, site: Number
 
 
 @verb
-def stream_wait_event(card: CardState, stream: Number, event: Number, *, site: Number) -> CardState:
+def stream_wait_event(card: CardState, stream: Number, event: Number, *, site: Site = None) -> CardState:
     """Let ``stream`` wait for the latest record of ``event`` (``aclrtStreamWaitEvent``).
 
     The wait is bound to the record that is the latest now; a later record does not change it, and an event that was

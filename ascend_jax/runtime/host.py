@@ -1,12 +1,13 @@
 """The host's side of the clock: what a call costs the program that makes it."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ascend_jax.runtime import clock
+from ascend_jax.runtime import clock, layout
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.edge import stage
 from ascend_jax.runtime.layout import Clock
@@ -31,13 +32,27 @@ def spend(card: CardState, duration_ns: jax.Array) -> CardState:
 
 
 @stage
-def _work(card: CardState, duration_ns: jax.Array) -> CardState:
-    return spend(card, jnp.maximum(duration_ns.astype(jnp.float32), 0.0))
+def _work(card: CardState, duration: Instant) -> CardState:
+    return set_host(card, clock.plus(host_now(card), Instant(*(jnp.asarray(limb, jnp.int32) for limb in duration))))
 
 
-def host_work(card: CardState, duration_ns: int | jax.Array) -> CardState:
-    """Return ``card`` after the host program has computed for ``duration_ns`` on its own."""
-    return _work(card, duration_ns)
+def host_work(card: CardState, duration_ns: int | float | jax.Array) -> CardState:
+    """Return ``card`` after the host program has computed for ``duration_ns`` on its own.
+
+    A Python int of any size and an int32 are exact; a float is rounded up to whole ns.
+
+    Raises:
+      ValueError: The duration is negative (traced values below 0 count as 0).
+    """
+    if not isinstance(duration_ns, jax.Array):
+        whole = math.ceil(duration_ns)
+        if whole < 0:
+            raise ValueError(f"duration_ns = {duration_ns}: the clock never runs backwards; give 0 or more")
+        return _work(card, Instant(*(np.int32(limb) for limb in divmod(whole, layout.LIMB))))
+    if jnp.issubdtype(duration_ns.dtype, jnp.integer):
+        least = jnp.maximum(duration_ns, 0).astype(jnp.int32)
+        return _work(card, Instant(least >> 30, least & (layout.LIMB - 1)))
+    return _work(card, clock.from_ns(jnp.maximum(duration_ns, 0.0)))
 
 
 def host_time_ns(card: CardState) -> int:

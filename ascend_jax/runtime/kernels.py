@@ -110,6 +110,21 @@ class Executor:
     code: jax.Array  # int32, 0 or why this call cannot be launched
 
 
+def require_plain(dtype: np.dtype) -> None:
+    """Refuse a dtype whose elements are not whole bytes that JAX can hold.
+
+    Raises:
+      ValueError: Complex or sub-byte elements, or 64-bit ones while ``jax_enable_x64`` is off.
+    """
+    fix = "move np.uint8 bytes and reinterpret them with .view() on the host"
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise ValueError(f"dtype = {dtype}: JAX holds no 64-bit elements unless jax_enable_x64 is set; {fix}")
+    if dtype != np.bool_:
+        is_number = jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
+        if not is_number or (jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).bits % 8:
+            raise ValueError(f"dtype = {dtype}: elements must be whole bytes: bool, integer or real; {fix}")
+
+
 def load(memory: jax.Array, first_byte: jax.Array, arg: Argument) -> jax.Array:
     """Return the array that lies in ``memory`` (uint8) from ``first_byte`` on."""
     raw = lax.dynamic_slice(memory, (first_byte,), (arg.nbytes,))

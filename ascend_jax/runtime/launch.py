@@ -9,7 +9,7 @@ from ascend_jax.runtime import bytes as hbm
 from ascend_jax.runtime import clock, layout, status
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, Number, answer, at_least_1ns, enqueue, is_stream
-from ascend_jax.runtime.edge import stage, verb
+from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.kernels import Executor, KernelSpec
 from ascend_jax.runtime.layout import GRANULE_BYTES, Field, Kind, Operand, Resource
@@ -79,9 +79,7 @@ def _check_operands(card: CardState, executor: Executor, operands: jax.Array) ->
 
 
 @verb
-def launch(
-    card: CardState, executor: Executor, workspace: Number, stream: Number, *, site: Number
-) -> CardState:
+def launch(card: CardState, executor: Executor, workspace: Number, stream: Number, *, site: Site = None) -> CardState:
     """Queue an operator in ``stream``: the second phase of an ``aclnn`` call.
 
     Args:

@@ -20,7 +20,9 @@ Everything here is a Python int: importing it starts no backend.
 import enum
 
 GRANULE_SHIFT = 6  # a shift divides: XLA's signed division by a constant is ten instructions
-GRANULE_BYTES = 1 << GRANULE_SHIFT  # pointers and sizes count granules; aclrtMalloc aligns to 64 bytes (CANN, aclrtMalloc)
+GRANULE_BYTES = (
+    1 << GRANULE_SHIFT
+)  # pointers and sizes count granules; aclrtMalloc aligns to 64 bytes (CANN, aclrtMalloc)
 NULL = 0  # the null pointer
 HBM_BASE = (2 << 20) // GRANULE_BYTES  # the first huge page of the address space is the null page
 HOST_BASE = -(2**31) + 1  # pinned host memory has negative pointers, so a direction shows in the addresses
@@ -131,8 +133,7 @@ class Stream(enum.IntEnum):
     RUNNING = 3  # 1 while the head command holds its resources
     LEFT_HI = 4  # time left of the running command
     LEFT_LO = 5
-    AGE = 6  # ns the head command has been ready and not started, capped at LIMB
-    PENDING = 7  # commands not finished yet
+    PENDING = 6  # commands not finished yet
 
 
 class Event(enum.IntEnum):

@@ -12,7 +12,7 @@ import numpy as np
 
 from ascend_jax.runtime import layout, status
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.edge import stage, verb
+from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import GRANULE_BYTES, GRANULE_SHIFT, HeapEntry, HeapWord
 from ascend_jax.runtime.rows import get_row, with_entries
@@ -76,14 +76,19 @@ def remove(heap: Heap, row: jax.Array) -> Heap:
     return Heap(jnp.where(rows < row, heap.blocks, shifted), with_entries(heap.words, words))
 
 
+def end_of_range(offset: jax.Array, nbytes: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return (whole granules, bytes beyond them) of ``offset + nbytes``, which may exceed int32."""
+    low = (offset & (GRANULE_BYTES - 1)) + (nbytes & (GRANULE_BYTES - 1))
+    return (offset >> GRANULE_SHIFT) + (nbytes >> GRANULE_SHIFT) + (low >> GRANULE_SHIFT), low & (GRANULE_BYTES - 1)
+
+
 def holds(heap: Heap, pointer: jax.Array, offset: jax.Array, nbytes: jax.Array) -> jax.Array:
     """Return whether bytes ``offset .. offset + nbytes`` from ``pointer`` lie inside one live block."""
     blocks = heap.blocks
     ahead = pointer - blocks[:, HeapEntry.START]
-    end = ahead + ((offset + nbytes) >> GRANULE_SHIFT)
-    rest = (offset + nbytes) & (GRANULE_BYTES - 1)
-    asked = blocks[:, HeapEntry.ASKED]
-    inside = (end < asked) | ((end == asked) & (rest <= blocks[:, HeapEntry.REST]))
+    end, rest = end_of_range(offset, nbytes)
+    left = blocks[:, HeapEntry.ASKED] - ahead
+    inside = (end < left) | ((end == left) & (rest <= blocks[:, HeapEntry.REST]))
     live = jnp.arange(blocks.shape[0]) < heap.words[HeapWord.COUNT]
     return (live & (ahead >= 0) & inside).any() & (offset >= 0) & (nbytes >= 0)
 
@@ -125,7 +130,9 @@ def _malloc(card: CardState, whole: jax.Array, rest: jax.Array, policy: jax.Arra
     kind = jnp.where(policy >= MallocPolicy.HUGE_FIRST_P2P, policy - MallocPolicy.HUGE_FIRST_P2P, policy)
     huge_first = jnp.where(is_big, HUGE_PAGE, PAGE)
     page = jnp.select(
-        [giant, kind == MallocPolicy.HUGE_ONLY, kind == MallocPolicy.NORMAL_ONLY], [GIANT_PAGE, HUGE_PAGE, PAGE], huge_first
+        [giant, kind == MallocPolicy.HUGE_ONLY, kind == MallocPolicy.NORMAL_ONLY],
+        [GIANT_PAGE, HUGE_PAGE, PAGE],
+        huge_first,
     )
     may_fall_back = ~giant & (kind == MallocPolicy.HUGE_FIRST)
     is_known = (policy >= 0) & (policy <= MallocPolicy.HUGE1G_ONLY_P2P)
@@ -183,7 +190,7 @@ def malloc(
     nbytes: int | jax.Array,
     policy: MallocPolicy | int | jax.Array = MallocPolicy.HUGE_FIRST,
     *,
-    site: jax.Array,
+    site: Site = None,
 ) -> tuple[CardState, jax.Array]:
     """Allocate device memory (``aclrtMalloc``).
 
@@ -212,7 +219,7 @@ def malloc(
 
 
 @verb
-def free(card: CardState, pointer: int | jax.Array, *, site: jax.Array) -> CardState:
+def free(card: CardState, pointer: int | jax.Array, *, site: Site = None) -> CardState:
     """Give device memory back at once, without waiting for work that may still use it (``aclrtFree``).
 
     Status 100000 for the null pointer, 107000 for a pointer that is not the start of a live block. (Freeing twice has
@@ -222,14 +229,14 @@ def free(card: CardState, pointer: int | jax.Array, *, site: jax.Array) -> CardS
 
 
 @verb
-def malloc_host(card: CardState, nbytes: int | jax.Array, *, site: jax.Array) -> tuple[CardState, jax.Array]:
+def malloc_host(card: CardState, nbytes: int | jax.Array, *, site: Site = None) -> tuple[CardState, jax.Array]:
     """Allocate pinned host memory (``aclrtMallocHost``); its pointers are negative. Freed with ``free_host``."""
     whole, rest = _split(nbytes)
     return _malloc_host(card, whole, rest, site)
 
 
 @verb
-def free_host(card: CardState, pointer: int | jax.Array, *, site: jax.Array) -> CardState:
+def free_host(card: CardState, pointer: int | jax.Array, *, site: Site = None) -> CardState:
     """Give pinned host memory back (``aclrtFreeHost``)."""
     return _free_host(card, pointer, site)
 

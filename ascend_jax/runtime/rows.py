@@ -1,6 +1,7 @@
 """Changing small integer tables without scatters, which compile slowly and run one element at a time on a CPU."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ def put_if(is_wanted: jax.Array, table: jax.Array, row: Number, value: jax.Array
     return put_row(table, row, jnp.where(is_wanted, value, get_row(table, row)))
 
 
-def with_entries(table: jax.Array, entries: Mapping[int, Number]) -> jax.Array:
+def with_entries(table: jax.Array, entries: Mapping[Any, Number]) -> jax.Array:
     """Return ``table`` with some entries of its last axis replaced; keys are static, values broadcast."""
     columns = [
         jnp.broadcast_to(jnp.asarray(entries[i], table.dtype), table.shape[:-1]) if i in entries else table[..., i]

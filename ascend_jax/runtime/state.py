@@ -161,7 +161,9 @@ def _empty_heap(max_blocks: int, base: int, end: jax.Array | int) -> Heap:
 
 
 def _empty_table(rows: int) -> CommandTable:
-    fields = _filled(rows + 1, {Field.SEQUENCE: layout.NONE, Field.DEPENDS: layout.NONE, Field.NEXT: rows}, layout.FIELDS)
+    fields = _filled(
+        rows + 1, {Field.SEQUENCE: layout.NONE, Field.DEPENDS: layout.NONE, Field.NEXT: rows}, layout.FIELDS
+    )
     fields[:, Field.KERNEL] = layout.NONE
     times = _filled(rows + 1, {Time.PHASE: Phase.EMPTY, Time.EFFECT: layout.Effect.PUBLISHED}, len(Time))
     times[rows, Time.PHASE] = Phase.DONE

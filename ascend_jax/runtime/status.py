@@ -12,7 +12,7 @@ from ascend_jax.runtime.layout import StatusWord
 from ascend_jax.runtime.state import CardState
 
 
-def note(card: CardState, code: jax.Array, site: jax.Array, stream: jax.Array | int = layout.NONE) -> CardState:
+def note(card: CardState, code: jax.Array, site: int | jax.Array, stream: int | jax.Array = layout.NONE) -> CardState:
     """Record the answer of one call: ``code`` is the latest; if it is the first failure it also stays."""
     word = card.status
     is_first = (word[StatusWord.CODE] == Code.SUCCESS) & (code != Code.SUCCESS)
@@ -22,7 +22,8 @@ def note(card: CardState, code: jax.Array, site: jax.Array, stream: jax.Array | 
         word[: StatusWord.LAST],
     )
     return dataclasses.replace(
-        card, status=jnp.concatenate([sticky, jnp.stack([code.astype(jnp.int32), word[StatusWord.CALLS] + 1])])
+        card,
+        status=jnp.concatenate([sticky, jnp.stack([code.astype(jnp.int32), word[StatusWord.CALLS] + 1])]),
     )
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from ascend_jax.runtime import layout, status
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Number, host_stream, is_stream
-from ascend_jax.runtime.edge import stage, verb
+from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Stream
 from ascend_jax.runtime.rows import get_row, put_if, with_entries
@@ -47,7 +47,7 @@ def _goal_of(card: CardState, stream: Number) -> tuple:
 
 
 @verb
-def create_stream(card: CardState, *, site: Number) -> tuple[CardState, jax.Array]:
+def create_stream(card: CardState, *, site: Site = None) -> tuple[CardState, jax.Array]:
     """Create a stream (``aclrtCreateStream``); return the card and its handle.
 
     Status 207005 and handle -1 when the slots or the product's limit are used up. The default stream counts.
@@ -56,7 +56,7 @@ def create_stream(card: CardState, *, site: Number) -> tuple[CardState, jax.Arra
 
 
 @verb
-def destroy_stream(card: CardState, stream: Number, *, site: Number) -> CardState:
+def destroy_stream(card: CardState, stream: Number, *, site: Site = None) -> CardState:
     """Wait for the stream's commands, then give its slot back (``aclrtDestroyStream``).
 
     Status 107003 for an unknown stream or the default stream, which belongs to the card.

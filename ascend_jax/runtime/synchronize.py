@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from ascend_jax.runtime import engine, layout, status
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Number, is_stream
-from ascend_jax.runtime.edge import stage, verb
+from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.engine import ALL_STREAMS, Goal
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Event
@@ -18,7 +18,9 @@ from ascend_jax.runtime.values import apply_effects
 
 
 @stage
-def _advance(card: CardState, stream: Number, command: Number, is_blocking: bool | jax.Array, site: Number) -> CardState:
+def _advance(
+    card: CardState, stream: Number, command: Number, is_blocking: bool | jax.Array, site: Number
+) -> CardState:
     goal = Goal(jnp.asarray(stream, jnp.int32), jnp.asarray(command, jnp.int32), jnp.asarray(is_blocking))
     card, is_stuck = engine.advance(card, goal)
     noted = status.note(card, jnp.int32(Code.DEADLOCK), jnp.asarray(site, jnp.int32), goal.stream)
@@ -28,7 +30,7 @@ def _advance(card: CardState, stream: Number, command: Number, is_blocking: bool
 _apply_effects = stage(apply_effects, runs_kernels=True)
 
 
-def settle(card: CardState, stream: Number, command: Number, is_blocking: bool | jax.Array, site: Number) -> CardState:
+def settle(card: CardState, stream: Number, command: Number, is_blocking: bool | jax.Array, site: Site) -> CardState:
     """Simulate until a goal is reached and bring memory up to date (see :class:`~.engine.Goal`).
 
     Status 900003 if the goal can never be reached.
@@ -37,7 +39,7 @@ def settle(card: CardState, stream: Number, command: Number, is_blocking: bool |
     return _apply_effects(card) if card.has_values else card
 
 
-def look(card: CardState, site: Number) -> CardState:
+def look(card: CardState, site: Site) -> CardState:
     """Simulate the device up to where the host stands."""
     return settle(card, layout.NONE, layout.NONE, False, site)
 
@@ -66,7 +68,7 @@ def _begin_device(card: CardState, site: Number) -> CardState:
 
 
 @verb
-def synchronize_stream(card: CardState, stream: Number, *, site: Number) -> CardState:
+def synchronize_stream(card: CardState, stream: Number, *, site: Site = None) -> CardState:
     """Block the host until every command of ``stream`` is done (``aclrtSynchronizeStream``).
 
     Status 107003 if there is no such stream, 900003 if the stream can never finish.
@@ -76,7 +78,7 @@ def synchronize_stream(card: CardState, stream: Number, *, site: Number) -> Card
 
 
 @verb
-def synchronize_event(card: CardState, event: Number, *, site: Number) -> CardState:
+def synchronize_event(card: CardState, event: Number, *, site: Site = None) -> CardState:
     """Block the host until the latest record of ``event`` is done (``aclrtSynchronizeEvent``).
 
     An event that was never recorded does not block. Status 107000 if there is no such event.
@@ -86,6 +88,6 @@ def synchronize_event(card: CardState, event: Number, *, site: Number) -> CardSt
 
 
 @verb
-def synchronize_device(card: CardState, *, site: Number) -> CardState:
+def synchronize_device(card: CardState, *, site: Site = None) -> CardState:
     """Block the host until every stream of the card is empty (``aclrtSynchronizeDevice``)."""
     return settle(_begin_device(card, site), ALL_STREAMS, layout.NONE, True, site)

@@ -29,7 +29,7 @@ _LATE = 2**31 - 1
 
 class _Tables(NamedTuple):
     order: jax.Array  # int32 [2 (N + 1)]: row, or N + 1 + row for its end
-    count: jax.Array  # int32
+    due: jax.Array  # int32, how many of them
     fields: jax.Array
     first_byte: jax.Array  # int32 [N + 1, P]
     nbytes: jax.Array  # int32 [N + 1, P]
@@ -48,7 +48,7 @@ def apply_effects(card: CardState) -> CardState:
     tables = _effects_due(card)
 
     def is_unfinished(tables: _Tables, carry: _Carry) -> jax.Array:
-        return carry.done < tables.count
+        return carry.done < tables.due
 
     def step(tables: _Tables, carry: _Carry) -> _Carry:
         return _one_effect(card.kernels, tables, carry)
@@ -81,7 +81,7 @@ def _effects_due(card: CardState) -> _Tables:
 
 def _one_effect(kernels: tuple[KernelSpec, ...], tables: _Tables, carry: _Carry) -> _Carry:
     rows = tables.fields.shape[0]
-    is_live = carry.done < tables.count
+    is_live = carry.done < tables.due
     entry = get_row(tables.order, jnp.minimum(carry.done, tables.order.shape[0] - 1))
     is_end = entry >= rows
     row = jnp.where(is_end, entry - rows, entry)
@@ -119,7 +119,11 @@ def _read_result(sources: tuple, done: jax.Array) -> jax.Array:
 
 
 def _run_kernel(
-    kernels: tuple[KernelSpec, ...], fields: jax.Array, index: jax.Array, is_wanted: jax.Array, memory: jax.Array
+    kernels: tuple[KernelSpec, ...],
+    fields: jax.Array,
+    index: jax.Array,
+    is_wanted: jax.Array,
+    memory: jax.Array,
 ) -> jax.Array | None:
     """Return the command's outputs one after another, with a chunk of slack; None on a card without kernels."""
     if not kernels:

@@ -41,9 +41,7 @@ def test_cube_reaches_its_peak():
 @given(st.integers(1, 10**6), st.sampled_from([1, 2, 7]), st.sampled_from([2, 4]))
 def test_vector(elements, cycles, size):
     expected = (28 + cycles * -(-elements * size // 256)) / GHZ
-    assert float(cost.vector_ns(SPEC, elements, cycles, size, startup_cycles=28)) == pytest.approx(
-        expected, rel=1e-5
-    )
+    assert float(cost.vector_ns(SPEC, elements, cycles, size, startup_cycles=28)) == pytest.approx(expected, rel=1e-5)
 
 
 def test_vector_against_the_measured_add():

@@ -41,9 +41,7 @@ def test_matches_the_twin(asked):
     rows = plan.report()
     assert [row["offset_bytes"] for row in rows] == offsets
     assert [row["size_bytes"] for row in rows] == [size for _, size, _ in asked]
-    assert dict(zip(LEVELS, plan.used_bytes.tolist(), strict=True)) == {
-        level: ends.get(level, 0) for level in LEVELS
-    }
+    assert dict(zip(LEVELS, plan.used_bytes.tolist(), strict=True)) == {level: ends.get(level, 0) for level in LEVELS}
     assert plan.capacity_bytes.tolist() == [CAPACITY[level] for level in LEVELS]
     assert bool(plan.fits) == all(ends.get(level, 0) <= CAPACITY[level] for level in LEVELS)
 
@@ -52,9 +50,7 @@ def test_batched_sizes_equal_a_loop():
     sizes = [100, 32768, 32769, 65536]
 
     def fits(size):
-        plan = place(
-            SPEC, [Buffer("L0A", "a", size, copies=2), Buffer("UB", "b", 33), Buffer("UB", "c", size)]
-        )
+        plan = place(SPEC, [Buffer("L0A", "a", size, copies=2), Buffer("UB", "b", 33), Buffer("UB", "c", size)])
         return plan.used_bytes, plan.offset_bytes, plan.fits
 
     batched = jax.jit(jax.vmap(fits))(jnp.array(sizes, jnp.int32))

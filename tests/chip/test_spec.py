@@ -124,16 +124,12 @@ def test_spec_is_one_leaf_and_read_only():
 def test_replace_is_functional_and_broadcasts():
     spec = chip("910B2")
     other = spec.replace(clock_hz=1e9, cube_cores=4)
-    assert (
-        float(spec["clock_hz"]) == 1.8e9 and float(other["clock_hz"]) == 1e9 and int(other["cube_cores"]) == 4
-    )
+    assert float(spec["clock_hz"]) == 1.8e9 and float(other["clock_hz"]) == 1e9 and int(other["cube_cores"]) == 4
     assert isinstance(other.values, np.ndarray)
     batch = spec.replace(clock_hz=np.array([1e9, 2e9]))
     assert batch.values.shape == (2, len(FIELDS))
     np.testing.assert_array_equal(batch["cube_cores"], [24, 24])
-    traced = jax.jit(lambda spec, clock: spec.replace(clock_hz=clock)["clock_hz"])(
-        spec, jnp.array([1e9, 2e9])
-    )
+    traced = jax.jit(lambda spec, clock: spec.replace(clock_hz=clock)["clock_hz"])(spec, jnp.array([1e9, 2e9]))
     np.testing.assert_array_equal(traced, [1e9, 2e9])
     by_lane = jax.vmap(lambda spec: spec["clock_hz"] * 2)(batch)
     np.testing.assert_array_equal(by_lane, [2e9, 4e9])

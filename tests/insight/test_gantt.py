@@ -63,10 +63,7 @@ def test_cores(build):
 
 
 def test_heads_on_different_cores(build):
-    heads = [
-        {"stream": h, "start_ns": 10 * (h // 4), "end_ns": 10 * (h // 4) + 10, "held_cube": 1}
-        for h in range(6)
-    ]
+    heads = [{"stream": h, "start_ns": 10 * (h // 4), "end_ns": 10 * (h // 4) + 10, "held_cube": 1} for h in range(6)]
     expect(
         gantt(build(heads), width=40, by="core"),
         """
@@ -123,9 +120,7 @@ def test_no_commands(build, by):
 
 
 def test_everything_at_one_moment(build):
-    log = build(
-        [{"kind": "event record", "start_ns": 0, "end_ns": 0}, {"start_ns": 0, "end_ns": 0, "stream": 1}]
-    )
+    log = build([{"kind": "event record", "start_ns": 0, "end_ns": 0}, {"start_ns": 0, "end_ns": 0, "stream": 1}])
     lines = gantt(log, width=40).splitlines()
     assert lines[3:5] == [
         "stream 0 |+                            |",

@@ -148,10 +148,7 @@ def test_known_case(build):
 def test_task_types_tell_the_cores(build):
     held = [(1, 0), (0, 1), (1, 1), (0, 0)]
     log = build(
-        [
-            {"start_ns": 9 * i, "end_ns": 9 * i + 1, "held_cube": c, "held_vector": v}
-            for i, (c, v) in enumerate(held)
-        ]
+        [{"start_ns": 9 * i, "end_ns": 9 * i + 1, "held_cube": c, "held_vector": v} for i, (c, v) in enumerate(held)]
     )
     types = [e["args"]["Task Type"] for e in process(to_perfetto(log), "Ascend Hardware")]
     assert types == ["AI_CORE", "AI_VECTOR_CORE", "MIX_AIC", "KERNEL"]
@@ -180,9 +177,7 @@ def test_core_tracks_are_left_out_of_a_large_trace(build, monkeypatch):
 
 
 def test_full_chip_kernel_makes_a_slice_per_core(build):
-    log = build(
-        [{"start_ns": 0, "end_ns": 9, "held_cube": 24, "held_vector": 48}], cube_cores=24, vector_cores=48
-    )
+    log = build([{"start_ns": 0, "end_ns": 9, "held_cube": 24, "held_vector": 48}], cube_cores=24, vector_cores=48)
     trace = to_perfetto(log)
     assert len(process(trace, "Cube cores")) == 24 and len(process(trace, "Vector cores")) == 48
 

@@ -23,8 +23,7 @@ def by_pairs(q, k, v, mode, scale):
         seen = [j for j in range(k.shape[2]) if mode == 0 or j <= i + offset[mode]]
         if seen:
             scores = [
-                scale * sum(float(x) * float(y) for x, y in zip(q[b, h, i], k[b, g, j], strict=True))
-                for j in seen
+                scale * sum(float(x) * float(y) for x, y in zip(q[b, h, i], k[b, g, j], strict=True)) for j in seen
             ]
             row_max[b, h, i] = max(scores)
             weights = np.exp(np.array(scores) - max(scores))

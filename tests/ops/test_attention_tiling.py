@@ -90,16 +90,13 @@ def twin(spec, shape, tile, cores=None):
                 (size * rows * d + first * keys) / v["gm_l1_bytes_per_s"]
                 + ((1 - first) * keys + p) / v["l2_l1_bytes_per_s"],
                 s / v["l0c_gm_bytes_per_s"],
-                s / rows * own / v["l2_ub_bytes_per_s"]
-                + own * size * (columns + dv) / v["ub_gm_bytes_per_s"],
+                s / rows * own / v["l2_ub_bytes_per_s"] + own * size * (columns + dv) / v["ub_gm_bytes_per_s"],
                 used * (size * rows * d + keys + s + p) / v["l2_bytes_per_s"],
             ]
         else:
             ports = [
-                (size * rows * d + first * keys) / v["gm_l1_bytes_per_s"]
-                + (1 - first) * keys / v["l2_l1_bytes_per_s"],
-                (s + p) / v["vector_bytes_per_cycle"] / v["clock_hz"]
-                + size * rows * dv / v["ub_gm_bytes_per_s"],
+                (size * rows * d + first * keys) / v["gm_l1_bytes_per_s"] + (1 - first) * keys / v["l2_l1_bytes_per_s"],
+                (s + p) / v["vector_bytes_per_cycle"] / v["clock_hz"] + size * rows * dv / v["ub_gm_bytes_per_s"],
                 used * (size * rows * d + keys) / v["l2_bytes_per_s"],
             ]
         memory = max(*ports, hbm / waves / v["hbm_bytes_per_s"])
@@ -300,8 +297,6 @@ def test_fit_finds_the_constants_of_the_catalogue(tmp_path):
     assert len(rows) == 3
     fitted = fit_attention.fit(SPEC.replace(attention_fixed_ns=10_000, attention_overlap_loss=0.5), rows)
     assert float(fitted["attention_fixed_ns"]) == pytest.approx(float(SPEC["attention_fixed_ns"]), rel=0.02)
-    assert float(fitted["attention_overlap_loss"]) == pytest.approx(
-        float(SPEC["attention_overlap_loss"]), abs=0.01
-    )
+    assert float(fitted["attention_overlap_loss"]) == pytest.approx(float(SPEC["attention_overlap_loss"]), abs=0.01)
     errors = [line["error_percent"] for line in fit_attention.report(fitted, rows)["rows"]]
     assert max(map(abs, errors)) < 10

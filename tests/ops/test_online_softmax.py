@@ -37,8 +37,7 @@ def compiled(q, k, v, **options):
 def flash(q, k, v, mode=FULL, *, scale=1.0, tile=(None, None)):
     visibility = Visibility(q.shape[2], k.shape[2], mode)
     return [
-        np.asarray(x)
-        for x in compiled(q, k, v, visibility=visibility, scale=scale, q_tile=tile[0], kv_tile=tile[1])
+        np.asarray(x) for x in compiled(q, k, v, visibility=visibility, scale=scale, q_tile=tile[0], kv_tile=tile[1])
     ]
 
 

@@ -131,7 +131,10 @@ class Card:
         self.hbm = Pages(HBM_FIRST, int(fields["hbm_bytes"]), max_blocks, pad=pad)
         self.pinned = Pages(HOST_FIRST, HOST_FIRST + host_backing, max_blocks, paged=False)
         self.hbm_backing, self.host_backing = hbm_backing, host_backing
-        self.memory, self.shadow = bytearray(hbm_backing + host_backing), bytearray(hbm_backing + host_backing)
+        self.memory, self.shadow = (
+            bytearray(hbm_backing + host_backing),
+            bytearray(hbm_backing + host_backing),
+        )
 
     # time -----------------------------------------------------------------------------------------------------
 

@@ -267,6 +267,14 @@ def twin_call(card: Any, kit: Kit, call: np.ndarray) -> tuple[int, bytes]:
     return 0, empty
 
 
+def launch(kit: Kit, card: aj.CardState, stream: int, duration: float, **options: int) -> aj.CardState:
+    """Launch the small kernel with chosen cost; ``source`` and ``target`` are byte offsets in the device block."""
+    operands = np.array(kit.mix.operands)
+    operands[:2, 1] = options.get("source", 0), options.get("target", 0)
+    changed = cost(duration, options.get("cube", 0), options.get("vector", 0))
+    return aj.launch(card, dataclasses.replace(kit.mix, operands=operands, cost=changed), 0, stream)
+
+
 # Whole programs -----------------------------------------------------------------------------------------------
 
 
@@ -308,7 +316,9 @@ def difference(kit: Kit, twin: Any, program: np.ndarray, card: aj.CardState, see
         expected = (twin.host, twin.last, twin.calls, twin.sticky, handle, data.hex())
         got = (int(clock[0]) * 2**30 + int(clock[1]), int(status[4]), int(status[5]), int(status[0]))
         got += (int(got_handle), bytes(got_data).hex())
-        for what, want, have in zip(("host ns", "code", "calls", "sticky", "handle", "bytes"), expected, got, strict=True):
+        for what, want, have in zip(
+            ("host ns", "code", "calls", "sticky", "handle", "bytes"), expected, got, strict=True
+        ):
             if want != have:
                 return f"after call {number} {text(call)}: {what} expected {want} got {have}"
     log = aj.insight.timeline(card)
@@ -337,7 +347,13 @@ def text(call: np.ndarray) -> str:
 
 def random_calls(rng: random.Random, length: int, *, table: int, is_sorted: bool = True) -> np.ndarray:
     """Draw the kinds of ``length`` calls, int32 [L]; enough syncs that a table of ``table`` rows never fills."""
-    weights = dict.fromkeys(CALLS, 2) | {"launch_mix": 7, "launch_pair": 5, "copy_async": 6, "record": 5, "wait": 6}
+    weights = dict.fromkeys(CALLS, 2) | {
+        "launch_mix": 7,
+        "launch_pair": 5,
+        "copy_async": 6,
+        "record": 5,
+        "wait": 6,
+    }
     weights |= {"sync_device": 1, "destroy_stream": 1, "destroy_event": 1, "work": 3, "fill_async": 3}
     calls, queued = [], 0
     for _ in range(length - 1):

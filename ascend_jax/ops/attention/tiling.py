@@ -154,9 +154,7 @@ def workspace_bytes(spec: ChipSpec, shape: AttentionShape, tile: tuple[Any, Any]
     return jnp.where(jnp.asarray(spec["vector_per_cube"]) > 1, total, 0)
 
 
-def attention_cost(
-    spec: ChipSpec, shape: AttentionShape, tile: tuple[int, int], cores: Any = None
-) -> AttentionCost:
+def attention_cost(spec: ChipSpec, shape: AttentionShape, tile: tuple[int, int], cores: Any = None) -> AttentionCost:
     """Cost of a launch with one tile, on at most `cores` cube cores (all if None).
 
     Raises:
