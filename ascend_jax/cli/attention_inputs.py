@@ -117,9 +117,10 @@ def load_arrays(request: AttentionRequest) -> tuple[np.ndarray, np.ndarray, np.n
 
 def _read_npz(path: str) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if isinstance(file, np.ndarray):
-                raise UsageError(f"--input {path}: holds one bare array; expected an .npz file with q, k and v")
+        file = np.load(path, allow_pickle=False)
+        if isinstance(file, np.ndarray):
+            raise UsageError(f"--input {path}: holds one bare array; expected an .npz file with q, k and v")
+        with file:
             missing = [name for name in ("q", "k", "v") if name not in file]
             if missing:
                 found = ", ".join(sorted(file)) or "nothing"

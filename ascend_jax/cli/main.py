@@ -117,3 +117,7 @@ def _info(options: argparse.Namespace) -> int:
 
     print(chip_report.info(options.chip, as_json=options.json))
     return 0
+
+
+if __name__ == "__main__":
+    run()

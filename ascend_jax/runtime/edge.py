@@ -46,7 +46,7 @@ def stage(function: F | None = None, *, static: tuple[str, ...] = (), runs_kerne
         kernels = card.kernels
         if kernels and not runs_kernels:
             card = dataclasses.replace(card, kernels=())
-        args = tuple(_as_int32(arg) for arg in args)
+        args = jax.tree.map(_as_int32, args)
         options = {name: value if name in static else _as_int32(value) for name, value in options.items()}
         result = (donating if card.donate else keeping)(card, *args, **options)
         if not kernels or runs_kernels:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,7 @@ def spend(card: CardState, duration_ns: jax.Array) -> CardState:
 
 
 @stage
-def _work(card: CardState, duration: Instant) -> CardState:
+def _work(card: CardState, duration: tuple[Any, Any]) -> CardState:
     return set_host(card, clock.plus(host_now(card), Instant(*(jnp.asarray(limb, jnp.int32) for limb in duration))))
 
 
@@ -48,7 +49,7 @@ def host_work(card: CardState, duration_ns: int | float | jax.Array) -> CardStat
         whole = math.ceil(duration_ns)
         if whole < 0:
             raise ValueError(f"duration_ns = {duration_ns}: the clock never runs backwards; give 0 or more")
-        return _work(card, Instant(*(np.int32(limb) for limb in divmod(whole, layout.LIMB))))
+        return _work(card, divmod(whole, layout.LIMB))
     if jnp.issubdtype(duration_ns.dtype, jnp.integer):
         least = jnp.maximum(duration_ns, 0).astype(jnp.int32)
         return _work(card, Instant(least >> 30, least & (layout.LIMB - 1)))

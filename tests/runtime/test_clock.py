@@ -1,5 +1,6 @@
 """Simulated time is exact to 1 ns, however late."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -25,10 +26,13 @@ def test_host_work_takes_any_whole_number(kits):
     assert aj.host_time_ns(aj.host_work(card, HOUR_NS + 1)) == aj.host_time_ns(card) + HOUR_NS + 1
 
 
-@pytest.mark.parametrize("duration", [0, -1, -(2**30)])
+@pytest.mark.parametrize("duration", [-1, -0.5 - 1, -(2**40)])
 def test_host_work_never_turns_time_back(kits, duration):
     card = kits["ties"].card
-    assert aj.host_time_ns(aj.host_work(card, duration)) == aj.host_time_ns(card)
+    with pytest.raises(ValueError, match="duration_ns"):
+        aj.host_work(card, duration)
+    assert aj.host_time_ns(aj.host_work(card, jnp.int32(-5))) == aj.host_time_ns(card)
+    assert aj.host_time_ns(aj.host_work(card, 0)) == aj.host_time_ns(card)
 
 
 def test_commands_are_exact_late_in_the_day(kits, programs):

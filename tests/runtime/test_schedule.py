@@ -22,7 +22,9 @@ def kernels(card):
     """(ready, start, end) of each kernel, after everything has ended."""
     log = aj.insight.timeline(aj.synchronize_device(card))
     keep = log.kind == "kernel"
-    return [tuple(int(x) for x in row) for row in zip(log.ready_ns[keep], log.start_ns[keep], log.end_ns[keep], strict=True)]
+    return [
+        tuple(int(x) for x in row) for row in zip(log.ready_ns[keep], log.start_ns[keep], log.end_ns[keep], strict=True)
+    ]
 
 
 @pytest.mark.parametrize("unit, capacity", [("cube", 24), ("vector", 48)])
