@@ -79,6 +79,7 @@ class Fuzzer:
 
 
 def main() -> int:
+    """Run the comparison; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=int, default=1000, help="how many programs to compare")
     parser.add_argument("--seed", type=int, default=0, help="programs depend on the seed and their number only")

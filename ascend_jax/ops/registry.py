@@ -119,16 +119,14 @@ def get_workspace_size(
         tuple(tensor.argument for tensor in inputs),
         tuple(tensor.argument for tensor in outputs),
     )
-    card, index = load_kernel(card, spec)
+    card, _ = load_kernel(card, spec)
     places = tuple((tensor.pointer, tensor.offset) for tensor in (*inputs, *outputs))
-    card, executor = _prepare(card, places, index, core_limit, site, spec=spec)
+    card, executor = _prepare(card, places, core_limit, site, spec=spec)
     return card, executor.workspace_bytes, executor
 
 
 @stage(static=("spec",))
-def _prepare(
-    card: CardState, places: tuple, index: Number, core_limit: Number, site: Number, *, spec: KernelSpec
-) -> tuple:
+def _prepare(card: CardState, places: tuple, core_limit: Number, site: Number, *, spec: KernelSpec) -> tuple:
     limit = jnp.maximum(jnp.asarray(core_limit, jnp.int32), 1)
     plan = find(spec.operator).plan(card.chip, spec.inputs, spec.outputs, limit, **dict(spec.attributes))
     arguments = (*spec.inputs, *spec.outputs)
@@ -140,13 +138,13 @@ def _prepare(
     writes = ((1 << len(arguments)) - 1) ^ reads
     code = jnp.where(jnp.asarray(plan.fits), Code.SUCCESS, Code.INNER_TILING).astype(jnp.int32)
     executor = Executor(
-        kernel=jnp.asarray(index, jnp.int32),
         operands=operand_rows(*ranges),
         reads=jnp.int32(reads),
         writes=jnp.int32(writes),
         workspace_bytes=jnp.asarray(plan.workspace_bytes, jnp.int32),
         cost=plan.cost,
         code=code,
+        kernel=spec,
     )
     return note(spend(card, card.chip["host_op_prepare_ns"]), code, site), executor
 

@@ -99,15 +99,15 @@ LIMITS = ("cube", "vector", "memory", "fixed")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Executor:
-    """What the first phase of an operator call returns and the second phase launches. Data only."""
+    """What the first phase of an operator call returns and the second phase launches. Data only, of no card."""
 
-    kernel: jax.Array  # int32, index into CardState.kernels
     operands: jax.Array  # int32 [P, len(Operand)], inputs first, then outputs
     reads: jax.Array  # int32, bit p: operand p is read
     writes: jax.Array  # int32, bit p: operand p is written
     workspace_bytes: jax.Array  # int32
     cost: Cost
     code: jax.Array  # int32, 0 or why this call cannot be launched
+    kernel: KernelSpec | None = dataclasses.field(metadata={"static": True})
 
 
 def require_plain(dtype: np.dtype) -> None:

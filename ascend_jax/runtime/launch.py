@@ -26,7 +26,9 @@ def load_kernel(card: CardState, spec: KernelSpec) -> tuple[CardState, int]:
 
 
 @stage
-def _launch(card: CardState, executor: Executor, workspace: Number, stream: Number, site: Number) -> CardState:
+def _launch(
+    card: CardState, executor: Executor, kernel: Number, workspace: Number, stream: Number, site: Number
+) -> CardState:
     workspace = jnp.asarray(workspace, jnp.int32)
     scratch = jnp.stack([workspace, jnp.int32(0), executor.workspace_bytes])
     operands = put_row(executor.operands, layout.WORKSPACE, scratch)
@@ -50,7 +52,7 @@ def _launch(card: CardState, executor: Executor, workspace: Number, stream: Numb
         writes=executor.writes | bit,
         fields={
             Field.BLOCKS: cost.blocks,
-            Field.KERNEL: executor.kernel,
+            Field.KERNEL: kernel,
             Field.CUBE_NS: jnp.ceil(cost.cube_busy_ns),
             Field.VECTOR_NS: jnp.ceil(cost.vector_busy_ns),
             Field.MOVED: jnp.ceil(cost.hbm_bytes / GRANULE_BYTES),
@@ -83,7 +85,7 @@ def launch(card: CardState, executor: Executor, workspace: Number, stream: Numbe
     """Queue an operator in ``stream``: the second phase of an ``aclnn`` call.
 
     Args:
-      card: The card that the first phase returned.
+      card: The card; it learns the executor's kernel if it does not know it yet.
       executor: What the first phase returned.
       workspace: Device pointer to at least the workspace size that the first phase returned; 0 if that is 0.
       stream: Stream handle.
@@ -93,4 +95,7 @@ def launch(card: CardState, executor: Executor, workspace: Number, stream: Numbe
       The card. Status: the code of the first phase if that failed; 107003 for an unknown stream, 161001 for a missing
       workspace or operand, 107000 for an operand outside every live block.
     """
-    return _launch(card, executor, workspace, stream, site)
+    assert executor.kernel is not None
+    card, kernel = load_kernel(card, executor.kernel)
+    # the stage does not depend on the kernel, so all kernels share its compilation
+    return _launch(card, dataclasses.replace(executor, kernel=None), kernel, workspace, stream, site)

@@ -1,8 +1,8 @@
 """Shared pieces: the twins and the random programs, loaded by path so that tests run from any folder."""
 
 import importlib.util
-import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -38,12 +38,6 @@ def kits(programs: ModuleType) -> dict:
 
 
 @pytest.fixture(scope="session")
-def compiled(programs: ModuleType, kits: dict) -> dict:
+def compiled(programs: ModuleType, kits: dict) -> Callable[..., tuple]:
     """The interpreter of programs, compiled once for all tests; chips differ in values only."""
-    run = programs.runner(kits["ties"])
-    return {"run": run, "jit": jax.jit(run), "vmap": jax.jit(jax.vmap(run, in_axes=(None, None, 0)))}
-
-
-@pytest.fixture
-def rng(request: pytest.FixtureRequest) -> random.Random:
-    return random.Random(request.node.name)
+    return jax.jit(programs.runner(kits["ties"]))

@@ -50,7 +50,9 @@ def test_a_full_table_refuses_and_recovers(kit, programs):
     for after in refused.values():
         assert aj.status(after).code == aj.Code.TABLE_FULL
         chex.assert_trees_all_equal(after.table, card.table)
-        chex.assert_trees_all_equal((after.memory, after.events, after.streams), (card.memory, card.events, card.streams))
+        chex.assert_trees_all_equal(
+            (after.memory, after.events, after.streams), (card.memory, card.events, card.streams)
+        )
     card = aj.synchronize_device(aj.clear_error(refused["launch"]))
     card = programs.launch(kit, card, 1, 10)
     aj.raise_if_error(card)
@@ -128,7 +130,14 @@ def test_card_is_frozen_and_a_pytree(kit):
 
 
 def test_fresh_cards_share_no_buffer_and_change_independently():
-    sizes = dict(max_streams=1, max_events=1, max_commands=2, max_blocks=2, hbm_backing_bytes=64, host_backing_bytes=64)
+    sizes = {
+        "max_streams": 1,
+        "max_events": 1,
+        "max_commands": 2,
+        "max_blocks": 2,
+        "hbm_backing_bytes": 64,
+        "host_backing_bytes": 64,
+    }
     one, two = (aj.init(aj.chip("Ascend910B2"), **sizes) for _ in range(2))
     pointers = [leaf.unsafe_buffer_pointer() for card in (one, two) for leaf in jax.tree.leaves(card) if leaf.size]
     assert len(set(pointers)) == len(pointers)
@@ -146,8 +155,8 @@ def test_changed_values_do_not_trace_again(kit, programs):
 
     program = jax.jit(program)
     for numbers in [(0, 0, 64, 0, 10.0, 1), (1, 5, 100, 3, 1e9, 2), (9, -1, -4, 2**31 - 1, 0.0, -1)]:
-        stream, event, nbytes, offset, duration, value = (np.asarray(x, np.float32 if isinstance(x, float) else np.int32) for x in numbers)
-        program(kit.card, kit.mix, stream, event, nbytes, offset, duration, value)
+        arrays = [np.asarray(x, np.float32 if isinstance(x, float) else np.int32) for x in numbers]
+        program(kit.card, kit.mix, *arrays)
 
 
 def test_eager_verbs_compile_once(kit):
@@ -196,7 +205,18 @@ def test_the_same_kernel_is_loaded_once(kit):
     card, _, executor = aj.ops.get_workspace_size(
         card, "runtime_test_mix", [tensor], [tensor], {"duration": 10, "cube": 1, "vector": 1}
     )
-    assert card.kernels == kit.card.kernels and int(executor.kernel) == 0
+    assert card.kernels == kit.card.kernels
+    assert executor.kernel == card.kernels[0]
+
+
+def test_a_card_learns_the_kernel_of_an_executor_it_has_not_seen(kit):
+    stranger = dataclasses.replace(kit.card, kernels=kit.card.kernels[::-1])
+    card = aj.upload(stranger, kit.device, np.arange(48, dtype=np.uint8))
+    card = aj.synchronize_device(aj.launch(card, kit.mix, 0, 0))
+    aj.raise_if_error(card)
+    _, back = aj.download(card, kit.device, (48,), np.uint8)
+    np.testing.assert_array_equal(back, np.arange(48, dtype=np.uint8) * 3 + 7)
+    assert aj.insight.timeline(card).name.tolist()[1] == "runtime_test_mix"
 
 
 @pytest.mark.parametrize(

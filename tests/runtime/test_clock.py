@@ -1,5 +1,8 @@
 """Simulated time is exact to 1 ns, however late."""
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -69,3 +72,15 @@ def test_sums_of_limbs_equal_python_ints():
         assert int(clock.to_ns(*clock.add(left, np.int32(delta)))) == a + delta
         if delta <= a:
             assert int(clock.to_ns(*clock.minus(left, np.int32(delta)))) == a - delta
+
+
+@pytest.mark.parametrize("direction, rate", [("d2h", 25_000_000_000), ("h2d", 24_926_000_000)])
+def test_copies_on_a_catalogue_chip_last_latency_plus_bytes_over_rate(kits, direction, rate):
+    kit = kits["ties"]
+    card = dataclasses.replace(kit.card, chip=jax.tree.map(jnp.asarray, aj.chip("Ascend910B2")))
+    dst, src = (kit.host, kit.device) if direction == "d2h" else (kit.device, kit.host)
+    sizes = [1, 24, 25, 26, 50, 64, 100, 250, 333, 350, 425, 500, 512]
+    for nbytes in sizes:
+        card = aj.memcpy(card, dst, src, nbytes)
+    log = aj.insight.timeline(card)
+    assert (log.end_ns - log.start_ns).tolist() == [5000 + -(-nbytes * 10**9 // rate) for nbytes in sizes]

@@ -26,7 +26,7 @@ def small_card():
 
 
 def run(card, program):
-    """Run rows of (call, slot, bytes, policy); return the card and (pointer, code) of each."""
+    """Run rows of (call, slot, bytes, policy); return the card and (pointer, code, words, blocks) after each."""
 
     def malloc(card, pointer, nbytes, policy):
         return aj.malloc(card, nbytes, policy, site=1)
@@ -43,7 +43,8 @@ def run(card, program):
     def step(state, row):
         card, pointers = state
         call, slot, nbytes, policy = row
-        card, pointer = jax.lax.switch(call, [malloc, free, malloc_host, free_host], card, pointers[slot], nbytes, policy)
+        verbs = [malloc, free, malloc_host, free_host]
+        card, pointer = jax.lax.switch(call, verbs, card, pointers[slot], nbytes, policy)
         keeps = (call == MALLOC) | (call == MALLOC_HOST)
         pointers = pointers.at[slot].set(jnp.where(keeps, pointer, pointers[slot]))
         return (card, pointers), (pointer, aj.last_code(card), card.hbm.words, card.hbm.blocks)
@@ -62,7 +63,8 @@ def draw(seed):
     rows = []
     for _ in range(LENGTH):
         call = rng.choices([MALLOC, FREE, MALLOC_HOST, FREE_HOST], [6, 5, 2, 2])[0]
-        size = rng.choice([rng.randrange(1, 9000), 4064, 4065, MIB - 1, MIB, MIB + 1, rng.randrange(1, 40 * MIB), 64, 0, -7])
+        edges = [4064, 4065, MIB - 1, MIB, MIB + 1, 64, 0, -7]
+        size = rng.choice([rng.randrange(1, 9000), rng.randrange(1, 40 * MIB), *edges])
         if call == MALLOC_HOST:
             size = rng.choice([1, 64, 65, 20_000, 40_000, 70_000, 0, -1])
         policy = rng.choice([0, 0, 1, 2, 3, 4, 5]) if rng.random() < 0.9 else rng.choice([-1, 6, 7, 8])
