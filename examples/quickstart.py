@@ -24,13 +24,9 @@ def main() -> None:
         inputs.append(aj.tensor(ptr, array.shape, array.dtype))
 
     outputs = {}
-    for name, shape, dtype in [
-        ("attention_out", (batch, heads, seq, dim), np.float16),
-        ("softmax_max", (batch, heads, seq, 8), np.float32),
-        ("softmax_sum", (batch, heads, seq, 8), np.float32),
-    ]:
-        card, ptr = aj.malloc(card, aj.tensor(0, shape, dtype).nbytes)
-        outputs[name] = aj.tensor(ptr, shape, dtype)
+    for name, each in aj.ops.infer("FlashAttentionScore", inputs, {"sparse_mode": 0}).items():
+        card, ptr = aj.malloc(card, each.nbytes)
+        outputs[name] = aj.tensor(ptr, each.shape, each.dtype)
 
     # phase 1: check, choose tiles, predict; nothing runs yet
     card, workspace_bytes, executor = aj.ops.flash_attention_score_get_workspace_size(

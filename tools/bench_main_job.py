@@ -31,7 +31,8 @@ def run_cold(code: str) -> tuple[float, float]:
 
 def measure(runs: int, flags: list[str]) -> dict[str, float]:
     """Return the medians of ``runs`` runs."""
-    job = f"from ascend_jax.cli.main import main; raise SystemExit(main({['ascend-jax', 'run', 'flash-attention', *flags]}))"
+    command = ["ascend-jax", "run", "flash-attention", *flags]
+    job = f"from ascend_jax.cli.main import main; raise SystemExit(main({command}))"
     walls, peaks, added = [], [], []
     for _ in range(runs):
         wall, peak = run_cold(job)

@@ -182,7 +182,7 @@ def _resolve(name: str) -> str:
         return known[short]
     if short in _REFUSED:
         raise ValueError(f"chip {name!r} is refused: {_REFUSED[short]}")
-    raise ValueError(f"unknown chip {name!r}; known: {', '.join(known.values())} (ascend_jax.chip.chips() lists them)")
+    raise ValueError(f"unknown chip {name!r}; known: {', '.join(known.values())} (ascend_jax.chips() lists them)")
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.cli.errors import UsageError
+from ascend_jax.ops.flash_attention_score import MAX_DIM
 
 DTYPES = ("float16", "bfloat16", "float32")
 DEFAULTS = {"batch": 1, "heads": 32, "seq": 1024, "dim": 128}
@@ -49,9 +50,13 @@ def shapes_of(request: AttentionRequest) -> AttentionShapes:
     sizes = {name: DEFAULTS[name] if value is None else value for name, value in sizes.items()}
     sizes["kv_heads"] = sizes["heads"] if request.kv_heads is None else request.kv_heads
     sizes["kv_seq"] = sizes["seq"] if request.kv_seq is None else request.kv_seq
+    if not 1 <= sizes["dim"] <= MAX_DIM:
+        raise UsageError(f"--dim {sizes['dim']}: must be from 1 to {MAX_DIM}")
     for name, value in sizes.items():
         if value < 1:
             raise UsageError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+    if request.seed is not None and request.seed < 0:
+        raise UsageError(f"--seed {request.seed}: must be at least 0")
     if sizes["heads"] % sizes["kv_heads"]:
         raise UsageError(
             f"--heads {sizes['heads']} --kv-heads {sizes['kv_heads']}: heads must be a multiple of kv-heads; "
@@ -93,7 +98,7 @@ def load_arrays(request: AttentionRequest) -> tuple[np.ndarray, np.ndarray, np.n
     named = [f"--{name.replace('_', '-')}" for name in ("batch", "heads", "kv_heads", "seq", "kv_seq", "dim", "seed")]
     clash = [flag for flag in named if getattr(request, flag[2:].replace("-", "_")) is not None]
     if clash:
-        raise UsageError(f"{' '.join(clash)}: the shapes come from --input {path}; leave one of the two out")
+        raise UsageError(f"{' '.join(clash)}: shapes and values come from --input {path}; leave one of the two out")
     arrays = _read_npz(path)
     dtype = _common_dtype(path, arrays, request.dtype)
     for name, array in arrays.items():
@@ -132,7 +137,7 @@ def _read_npz(path: str) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise UsageError(f"--input {path}: no such file; give an .npz file with arrays q, k, v in BNSD") from None
     except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not numbers in the npz format"
         raise UsageError(
             f"--input {path}: not a readable .npz file ({reason}); save with np.savez(path, q=q, k=k, v=v)"
         ) from None

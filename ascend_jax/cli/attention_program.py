@@ -11,7 +11,7 @@ from ascend_jax.cli.attention_inputs import AttentionShapes
 from ascend_jax.insight.timeline import KERNEL
 from ascend_jax.ops import flash_attention_score as operator
 from ascend_jax.ops.attention.tiling import AttentionShape
-from ascend_jax.runtime.kernels import Executor
+from ascend_jax.runtime.kernels import Argument, Executor
 
 MIB = 1 << 20
 PAGE_SLACK = 4 * MIB  # what whole 2 MiB pages can add to one allocation
@@ -57,24 +57,24 @@ class Job:
         return self.shapes.q[1] if self.per_head else 1
 
     @property
-    def outputs(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """Name, shape and dtype of the results."""
-        rows = (*self.shapes.q[:3], operator.STATISTICS_COPIES)
-        single = np.dtype(np.float32)
-        return {
-            "attention_out": ((*self.shapes.q[:3], self.shapes.v[3]), self.shapes.dtype),
-            "softmax_max": (rows, single),
-            "softmax_sum": (rows, single),
-        }
+    def inputs(self) -> list[Argument]:
+        """Query, key, value."""
+        return [Argument(shape, self.shapes.dtype) for shape in (self.shapes.q, self.shapes.k, self.shapes.v)]
+
+    @property
+    def outputs(self) -> dict[str, Argument]:
+        """The results, by name.
+
+        Raises:
+          ParameterError: The operator refuses the inputs.
+        """
+        return aj.ops.infer(operator.NAME, self.inputs, {"sparse_mode": int(self.mode)})
 
     @property
     def value_bytes(self) -> list[int]:
         """Bytes of every array that lies in HBM, without the workspace."""
-        arrays = list(self.outputs.values())
-        arrays += [(shape, self.shapes.dtype) for shape in (self.shapes.q, self.shapes.k, self.shapes.v)]
-        if self.is_causal:
-            arrays.append(((operator.MASK_SIZE, operator.MASK_SIZE), np.dtype(np.uint8)))
-        return [int(np.prod(shape, dtype=object)) * dtype.itemsize for shape, dtype in arrays]
+        arrays = [*self.inputs, *self.outputs.values()]
+        return [each.nbytes for each in arrays] + [operator.MASK_SIZE**2] * self.is_causal
 
     def part(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of an array's share of one launch."""
@@ -83,10 +83,7 @@ class Job:
     @property
     def launch_shape(self) -> AttentionShape:
         """What the tiling knows of one launch."""
-        q, k, v = (
-            aj.tensor(0, self.part(shape), self.shapes.dtype).argument
-            for shape in (self.shapes.q, self.shapes.k, self.shapes.v)
-        )
+        q, k, v = (Argument(self.part(each.shape), each.dtype) for each in self.inputs)
         return operator.attention_shape(q, k, v, self.mode)
 
 
@@ -121,16 +118,17 @@ def simulate(job: Job, arrays: Sequence[np.ndarray]) -> Run:
     """Run ``job`` on q, k, v in BNSD and return card, steps and results."""
     program = _Program(_new_card(job))
     streams = _open_streams(program, job)
-    inputs = [_place_input(program, array) for array in arrays]
-    mask = _place_input(program, aj.ops.causal_mask()) if job.is_causal else None
-    outputs = []
-    for shape, dtype in job.outputs.values():
-        program.card, pointer = aj.malloc(program.card, aj.tensor(0, shape, dtype).nbytes)
-        outputs.append(aj.tensor(pointer, shape, dtype))
-    moved = sum(array.nbytes for array in arrays) + (0 if mask is None else mask.nbytes)
+    sources = [*arrays, aj.ops.causal_mask()] if job.is_causal else list(arrays)
+    placed = [_allocate(program, Argument(array.shape, array.dtype)) for array in sources]
+    outputs = [_allocate(program, each) for each in job.outputs.values()]
+    nbytes = sum(tensor.nbytes for tensor in (*placed, *outputs))
     opened = f"{job.streams} streams created; " if job.per_head else ""
-    copied = f"{len(arrays) + job.is_causal} arrays, {moved / MIB:.1f} MiB, copied to HBM over PCIe"
-    program.step("inputs", opened + copied)
+    program.step("set-up", f"{opened}{len(placed) + len(outputs)} arrays, {size(nbytes)}, allocated in HBM")
+    for tensor, array in zip(placed, sources, strict=True):
+        program.card = aj.upload(program.card, tensor.pointer, array)
+    inputs, mask = placed[:3], placed[3] if job.is_causal else None
+    names = "q, k, v and the 2048 x 2048 causal mask" if job.is_causal else "q, k and v"
+    program.step("inputs", f"{names}, {size(sum(tensor.nbytes for tensor in placed))}, host to HBM over PCIe")
 
     framework = job.spec["host_framework_ns"] - job.spec["host_op_prepare_ns"] - job.spec["host_launch_ns"]
     program.card = aj.host_work(program.card, int(max(0, framework)) * job.launches)
@@ -144,7 +142,10 @@ def simulate(job: Job, arrays: Sequence[np.ndarray]) -> Run:
 
     workspaces = [_new_workspace(program, first) for _ in streams]
     total = int(first.workspace_bytes) * job.streams
-    program.step("workspace allocation", f"{total / MIB:.1f} MiB of HBM, for scores between cube and vector cores")
+    use = (
+        f"{size(total)} of HBM, for scores between cube and vector cores" if total else "none: a core keeps its scores"
+    )
+    program.step("workspace allocation", use)
     for index, executor in enumerate(executors):
         lane = index % job.streams
         program.card = aj.launch(program.card, executor, workspaces[lane], streams[lane])
@@ -156,7 +157,7 @@ def simulate(job: Job, arrays: Sequence[np.ndarray]) -> Run:
     for tensor in outputs:
         program.card, result = aj.download(program.card, tensor.pointer, tensor.shape, tensor.dtype)
         results.append(np.asarray(result))
-    program.step("output", f"3 arrays, {sum(r.nbytes for r in results) / MIB:.1f} MiB, copied to the host over PCIe")
+    program.step("output", f"3 arrays, {size(sum(each.nbytes for each in results))}, HBM to host over PCIe")
     return Run(program.card, tuple(program.steps), first, tuple(results), total, core_limit)  # type: ignore[arg-type]
 
 
@@ -172,10 +173,9 @@ def _new_card(job: Job) -> aj.CardState:
     )
 
 
-def _place_input(program: _Program, array: np.ndarray) -> aj.Tensor:
-    program.card, pointer = aj.malloc(program.card, array.nbytes)
-    program.card = aj.upload(program.card, pointer, array)
-    return aj.tensor(pointer, array.shape, array.dtype)
+def _allocate(program: _Program, each: Argument) -> aj.Tensor:
+    program.card, pointer = aj.malloc(program.card, each.nbytes)
+    return aj.tensor(pointer, each.shape, each.dtype)
 
 
 def _look_up(
@@ -247,6 +247,17 @@ def _execution_steps(program: _Program, executor: Executor) -> None:
     program.steps.append(Step("execution", what, start, end))
     program.since_ns = end
     program.step("completion", "the host's synchronize call returns")
+
+
+def size(nbytes: int) -> str:
+    """Return a byte count for reading.
+
+    >>> size(512), size(3 << 10), size(24 << 20)
+    ('512 B', '3.0 KiB', '24.0 MiB')
+    """
+    if nbytes < 1 << 10:
+        return f"{nbytes} B"
+    return f"{nbytes / (1 << 10):.1f} KiB" if nbytes < MIB else f"{nbytes / MIB:.1f} MiB"
 
 
 def _count(number: int, noun: str) -> str:

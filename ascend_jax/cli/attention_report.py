@@ -2,12 +2,13 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 import ascend_jax as aj
 from ascend_jax.chip.onchip import LEVELS
 from ascend_jax.cli.attention_job import JobResult
-from ascend_jax.cli.attention_program import MIB
+from ascend_jax.cli.attention_program import size
 from ascend_jax.insight import gantt
 from ascend_jax.insight.timeline import KERNEL
 
@@ -18,7 +19,7 @@ def as_json(result: JobResult) -> dict[str, Any]:
     used = dict(zip(LEVELS, np.asarray(result.onchip.used_bytes).tolist(), strict=True))
     return {
         "chip": spec.name,
-        "calibration": spec.calibration,
+        "calibration": result.trust.split(":")[0],
         "shape": {"q": list(shapes.q), "k": list(shapes.k), "v": list(shapes.v)},
         "dtype": shapes.dtype.name,
         "causal": result.job.is_causal,
@@ -30,11 +31,18 @@ def as_json(result: JobResult) -> dict[str, Any]:
         "tflops": result.tflops,
         "peak_tflops": result.peak_tflops,
         "limit": result.limit,
+        "blocks": int(result.run.executor.cost.blocks),
+        "waves": result.waves,
+        "block_us": _block_us(result),
+        "fixed_us": result.fixed_us,
+        "cube_busy_us": float(result.run.executor.cost.cube_busy_ns) / 1e3,
+        "vector_busy_us": float(result.run.executor.cost.vector_busy_ns) / 1e3,
         "max_abs_error": result.max_abs_error,
         "relative_error": result.max_abs_error / result.max_abs_reference,
         "hbm_peak_bytes": aj.hbm_peak_bytes(result.run.card),
         "workspace_bytes": result.run.workspace_bytes,
-        "hbm_traffic_bytes": int(result.timeline.moved_bytes[result.timeline.kind == KERNEL].sum()),
+        "hbm_read_bytes": result.read_bytes,
+        "hbm_written_bytes": result.written_bytes,
         "onchip_bytes": {level: used[level] for level in LEVELS if level != "L2"},
         "steps": [
             {
@@ -52,7 +60,8 @@ def as_json(result: JobResult) -> dict[str, Any]:
 
 def as_text(result: JobResult, *, width: int = 110) -> str:
     """Return the report for reading."""
-    parts = [_title(result), _path(result), _timeline(result, width), _memory(result), _figures(result)]
+    parts = [_title(result), _path(result), _execution(result), _timeline(result, width), _memory(result)]
+    parts.append(_figures(result))
     return "\n\n".join(parts)
 
 
@@ -77,24 +86,51 @@ def _path(result: JobResult) -> str:
     return "\n".join(lines)
 
 
+def _execution(result: JobResult) -> str:
+    """Where the time of one launch comes from."""
+    cost, tile, spec = result.run.executor.cost, result.tile, result.job.spec
+    busy = f"{float(cost.cube_busy_ns) / 1e3:.1f} us (cube), {float(cost.vector_busy_ns) / 1e3:.1f} us (vector)"
+    waves = f"{result.waves} wave{'s' if result.waves != 1 else ''}"
+    hand_over = " -> L2 -> " if int(spec["vector_per_cube"]) > 1 else " -> "
+    path = ["q, k -> L1 -> L0A, L0B -> cube: q k^T -> L0C", "UB -> vector: softmax"]
+    path += ["L1 -> L0A, L0B -> cube: p v -> L0C", "UB -> vector: rescale, add"]
+    return "\n".join(
+        [
+            "Execution of one launch on the cube and vector units:",
+            f"  {int(cost.blocks)} blocks of {tile[0]} query rows on {int(cost.cube_cores)} cube cores: {waves}",
+            f"  {result.launch_us:.1f} us = {result.fixed_us:.1f} fixed + {waves} x {_block_us(result):.1f} per block",
+            f"  the busiest core computes {busy}",
+            f"  a block, for every {tile[1]} key columns:",
+            f"    {hand_over.join(path[:2])}{hand_over}",
+            f"    {hand_over.join(path[2:])}",
+        ]
+    )
+
+
+def _block_us(result: JobResult) -> float:
+    return (result.launch_us - result.fixed_us) / result.waves
+
+
 def _timeline(result: JobResult, width: int) -> str:
     kernels = result.timeline.of_kind(KERNEL)
     parts = ["Timeline of the whole program:", _indent(gantt(result.timeline, width=width))]
     if result.job.per_head:
         parts = ["Timeline of the kernels, by stream:", _indent(gantt(kernels, width=width))]
-    parts += ["Timeline of the kernels, by core:", _indent(gantt(kernels, width=width, by="core"))]
+        parts += ["", "Timeline of the kernels, by core:", _indent(gantt(kernels, width=width, by="core", max_rows=24))]
     return "\n".join(parts)
 
 
 def _memory(result: JobResult) -> str:
     spec, plan = result.job.spec, result.onchip
     free, total = aj.mem_get_info(result.run.card)
-    moved = int(result.timeline.moved_bytes[result.timeline.kind == KERNEL].sum())
+    asked = sum(result.job.value_bytes) + result.run.workspace_bytes
     lines = [
         "Memory:",
-        f"  HBM peak {aj.hbm_peak_bytes(result.run.card) / MIB:.1f} MiB of {total / MIB:.0f} MiB "
-        f"(workspace {result.run.workspace_bytes / MIB:.1f} MiB); still free {free / MIB:.0f} MiB",
-        f"  HBM traffic of the kernels {moved / MIB:.1f} MiB: inputs and outputs; scores stay on chip and in L2",
+        f"  HBM peak {size(aj.hbm_peak_bytes(result.run.card))} of {size(total)}: {size(asked)} asked for, "
+        f"in whole pages; {size(free)} still free",
+        f"  HBM traffic of the kernels: {size(result.read_bytes)} of inputs read, "
+        f"{size(result.written_bytes)} of results written",
+        f"  {_where_scores_go(result)}",
         f"  on chip, per core, for a tile of {result.tile[0]} query rows x {result.tile[1]} key columns:",
     ]
     rows = plan.report()
@@ -102,9 +138,19 @@ def _memory(result: JobResult) -> str:
     for level, taken in zip(LEVELS, used, strict=True):
         if level != "L2":
             buffers = ", ".join(_buffer(row) for row in rows if row["level"] == level)
-            size = int(spec[f"{level.lower()}_bytes"])
-            lines.append(f"    {level:<4}{taken / 1024:>7.1f} of {size / 1024:>6.1f} KiB   {buffers}")
+            capacity = int(spec[f"{level.lower()}_bytes"])
+            lines.append(f"    {level:<4}{taken / 1024:>7.1f} of {capacity / 1024:>6.1f} KiB   {buffers}")
     return "\n".join(lines)
+
+
+def _where_scores_go(result: JobResult) -> str:
+    workspace, l2_bytes = result.run.workspace_bytes, int(result.job.spec["l2_bytes"])
+    if workspace == 0:
+        return "scores never leave the core"
+    room = f"a workspace of {size(workspace)}, L2 has {size(l2_bytes)}"
+    if workspace <= l2_bytes:
+        return f"scores pass from cube to vector cores through L2 ({room}) and are not kept"
+    return f"scores pass from cube to vector cores through {room}: part of them goes through HBM, not counted above"
 
 
 def _buffer(row: dict[str, Any]) -> str:
@@ -114,20 +160,17 @@ def _buffer(row: dict[str, Any]) -> str:
 
 def _figures(result: JobResult) -> str:
     share = result.tflops / result.peak_tflops
-    spec = result.job.spec
+    step = float(jnp.finfo(result.job.shapes.dtype).eps) / 2
     relative = result.max_abs_error / result.max_abs_reference
-    backing = {
-        "calibrated": "the timing model is fitted to published measurements of this family",
-        "uncalibrated": "no published measurement backs this chip's times",
-    }[spec.calibration]
     return "\n".join(
         [
             "Result:",
             f"  attention {result.kernel_ns / 1e3:.1f} us, {result.tflops:.1f} TFLOPS of {result.peak_tflops:.1f} peak "
-            f"({share:.0%}), bound by {result.limit}",
+            f"({share:.0%}), bound by {'the fixed start-up' if result.limit == 'fixed' else result.limit}",
             f"  whole program {result.makespan_ns / 1e3:.1f} us from first call to results on the host",
-            f"  times are {spec.calibration}: {backing}",
-            f"  max |error| against float64 {result.max_abs_error:.2e}, {relative:.1e} of the largest value",
+            f"  times are {result.trust}",
+            f"  max |error| against float64 {result.max_abs_error:.2e}, {relative:.1e} of the largest value "
+            f"({result.job.shapes.dtype} itself rounds by {step:.1e})",
             f"  computed here in {result.wall_s:.1f} s",
         ]
     )

@@ -67,7 +67,7 @@ def info(name: str, *, as_json: bool) -> str:
     try:
         card = aj.init(aj.chip(name), hbm_backing_bytes=0)
     except ValueError as error:
-        raise UsageError(f"--chip {name}: {error}") from None
+        raise UsageError(f"--chip: {error}") from None
     facts: dict[str, object] = {
         "ascend_jax": aj.__version__,
         "jax": jax.__version__,

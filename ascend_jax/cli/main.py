@@ -87,9 +87,8 @@ def _run_flash_attention(options: argparse.Namespace) -> int:
     from ascend_jax.cli import attention_job, attention_output, attention_report, files
     from ascend_jax.cli.attention_inputs import AttentionRequest
 
-    for flag in ("output", "trace"):
-        if getattr(options, flag) is not None:
-            files.check_writable(f"--{flag}", getattr(options, flag))
+    paths = {"--output": options.output, "--trace": options.trace}
+    files.check_writable({flag: path for flag, path in paths.items() if path is not None})
     names = ("input", "batch", "heads", "kv_heads", "seq", "kv_seq", "dim", "dtype", "seed")
     request = AttentionRequest(**{name: getattr(options, name) for name in names})
     result = attention_job.run(

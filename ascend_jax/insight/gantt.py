@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ascend_jax.insight.cores import CoreSlices, assign_cores
-from ascend_jax.insight.timeline import COPY, EVENT_WAIT, KERNEL, MEMSET, NEVER_NS, Texts, Timeline
+from ascend_jax.insight.timeline import COPY, EVENT_WAIT, KERNEL, MEMSET, NEVER_NS, Texts, Timeline, stream_name
 
 _MIN_WIDTH = 40
 _UNFINISHED = ">"
@@ -95,7 +95,7 @@ def _stream_rows(timeline: Timeline) -> tuple[list[_Row], dict[str, str]]:
     spans: dict[int, list[_Span]] = {stream: [] for stream in np.unique(timeline.stream).tolist()}
     for stream, span in _stream_spans(timeline):
         spans[stream].append(span)
-    return [_Row(f"stream {stream}", 1, of_stream) for stream, of_stream in spans.items()], _MEANING
+    return [_Row(stream_name(stream), 1, of_stream) for stream, of_stream in spans.items()], _MEANING
 
 
 def _stream_spans(timeline: Timeline) -> Iterator[tuple[int, _Span]]:

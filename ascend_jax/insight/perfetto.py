@@ -9,15 +9,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import pathlib
-import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ascend_jax.insight.cores import CoreSlices, assign_cores
-from ascend_jax.insight.timeline import COPY, EVENT_RECORD, EVENT_WAIT, KERNEL, Timeline
+from ascend_jax.insight.files import write_together
+from ascend_jax.insight.timeline import COPY, EVENT_RECORD, EVENT_WAIT, KERNEL, Timeline, stream_name
 
 MAX_EVENTS = 200_000  # browsers get slow beyond; core tracks, the bulk of a trace, are left out first
 
@@ -116,8 +115,13 @@ def to_perfetto(
         },
     }
     if path is not None:
-        _write_atomically(pathlib.Path(path), json.dumps(trace, separators=(",", ":"), allow_nan=False))
+        write_together({path: lambda file: file.write(encode(trace))})
     return trace
+
+
+def encode(trace: dict[str, Any]) -> bytes:
+    """Returns a trace as the bytes of a JSON file."""
+    return json.dumps(trace, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _tasks(timeline: Timeline) -> list[_Task]:
@@ -180,7 +184,7 @@ def _spans(spans: Sequence[HostSpan], threads: _Threads) -> Iterator[_Event]:
 def _streams(tasks: list[_Task], threads: _Threads) -> Iterator[_Event]:
     for task in tasks:
         stream, start_ns = task["stream"], task["start_ns"]
-        threads[_HARDWARE, stream] = f"Stream {stream}"
+        threads[_HARDWARE, stream] = stream_name(stream).capitalize()
         if start_ns is not None:
             yield _task_slice(_HARDWARE, stream, task, _task_args(task))
             yield _arrow("f", "HostToDevice", task["command"], _HARDWARE, stream, start_ns, task["order"])
@@ -278,12 +282,3 @@ def _metadata(threads: _Threads) -> Iterator[dict[str, Any]]:
 
 def _meta(kind: str, pid: int, tid: int, **args: str | int) -> dict[str, Any]:
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
-
-
-def _write_atomically(path: pathlib.Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

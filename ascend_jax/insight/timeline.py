@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+HOST_STREAM = -1  # the host's own stream, on which blocking copies run
 NOT_YET = -1  # a time that has not come, or a command that waits for no other
 NEVER_NS = 2**63 - 1  # later than every time: what an unfinished command is waited for until
 
@@ -278,6 +279,15 @@ class Timeline:
             table[column] = [None if value == NOT_YET else value for value in table[column]]
         table["wait_reason"] = self.wait_reason().tolist()
         return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
+
+
+def stream_name(stream: int) -> str:
+    """Returns what a stream is called in pictures.
+
+    >>> stream_name(3), stream_name(HOST_STREAM)
+    ('stream 3', 'host copies')
+    """
+    return "host copies" if stream == HOST_STREAM else f"stream {stream}"
 
 
 def _check(log: Timeline) -> None:

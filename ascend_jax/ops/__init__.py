@@ -1,16 +1,17 @@
 """Operators: tensors in device memory, two-phase calls, FlashAttention."""
 
 from ascend_jax.ops.attention.reference import attention_reference
-from ascend_jax.ops.attention.tiling import AttentionCost, AttentionShape, attention_cost, choose_tile
+from ascend_jax.ops.attention.tiling import TILES, AttentionCost, AttentionShape, attention_cost, choose_tile
 from ascend_jax.ops.attention.visibility import SparseMode, Visibility
 from ascend_jax.ops.flash_attention_score import (
     causal_mask,
     flash_attention_score_get_workspace_size,
     share_cores,
 )
-from ascend_jax.ops.registry import Operator, Plan, add, get_workspace_size, names
+from ascend_jax.ops.registry import Operator, Plan, add, get_workspace_size, infer, names
 
 __all__ = [
+    "TILES",
     "AttentionCost",
     "AttentionShape",
     "Operator",
@@ -24,6 +25,7 @@ __all__ = [
     "choose_tile",
     "flash_attention_score_get_workspace_size",
     "get_workspace_size",
+    "infer",
     "names",
     "share_cores",
 ]

@@ -35,8 +35,8 @@ def _refuse(parameter: str, given: object, rule: str) -> ParameterError:
     return ParameterError(Code.PARAM_INVALID, parameter, given, rule)
 
 
-def check(inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, scale_value: float, sparse_mode: int) -> None:
-    """Refuse what the operator's first phase refuses (161002)."""
+def infer(inputs: Sequence[Argument], *, sparse_mode: int) -> dict[str, Argument]:
+    """Refuse what the operator's first phase refuses (161002); return the outputs."""
     query, key, value = inputs[:3]
     for name, given in zip(("query", "key", "value"), inputs, strict=False):
         if len(given.shape) != 4:
@@ -55,17 +55,9 @@ def check(inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, scale_value: f
         raise _refuse("query, key", f"{list(query.shape)}, {list(key.shape)}", "every dimension must be at least 1")
     if sparse_mode not in _MODES:
         raise _refuse("sparse_mode", sparse_mode, f"must be one of {[int(mode) for mode in _MODES]}")
-    statistics = (batch, heads, q_len, STATISTICS_COPIES)
-    wanted = {
-        "attention_out": (batch, heads, q_len, value_dim),
-        "softmax_max": statistics,
-        "softmax_sum": statistics,
-    }
-    for (name, shape), given in zip(wanted.items(), outputs, strict=True):
-        require_shape(name, given, shape, "from query and value")
-        dtype = query.dtype if name == "attention_out" else np.dtype(np.float32)
-        if given.dtype != dtype:
-            raise _refuse(f"{name}.dtype", given.dtype, f"must be {dtype}")
+    statistics = Argument((batch, heads, q_len, STATISTICS_COPIES), np.dtype(np.float32))
+    out = Argument((batch, heads, q_len, value_dim), query.dtype)
+    return {"attention_out": out, "softmax_max": statistics, "softmax_sum": statistics}
 
 
 def value(
@@ -74,7 +66,7 @@ def value(
     value: jax.Array,
     mask: jax.Array | None = None,
     *,
-    scale_value: float,
+    scale_value: float | jax.Array,
     sparse_mode: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Compute attention_out, softmax_max and softmax_sum. The compressed mask holds no choice, so it is not read."""
@@ -111,10 +103,12 @@ def plan(
     outputs: Sequence[Argument],
     core_limit: jax.Array,
     *,
-    scale_value: float,
     sparse_mode: int,
 ) -> Plan:
-    """Choose the fastest tile that fits the chip and predict the launch."""
+    """Choose the fastest tile that fits the chip and predict the launch.
+
+    HBM traffic: what the tile model reads of q, k, v and writes of the output, the statistics, and the mask once.
+    """
     query, key, value = inputs[:3]
     shape = attention_shape(query, key, value, sparse_mode)
     best = choose_tile(chip, shape, core_limit)
@@ -125,14 +119,14 @@ def plan(
         blocks=best.blocks,
         cube_busy_ns=best.cube_busy_ns,
         vector_busy_ns=best.vector_busy_ns,
-        hbm_bytes=best.hbm_bytes,
+        hbm_bytes=best.hbm_bytes + float(sum(each.nbytes for each in (*inputs[3:], *outputs[1:]))),
         limit=best.limit,
         tile=best.tile,
     )
     return Plan(cost, best.workspace_bytes, best.fits)
 
 
-registry.add(Operator(NAME, check, value, plan))
+registry.add(Operator(NAME, value, plan, infer, scalars=("scale_value",)))
 
 
 @verb
@@ -147,7 +141,7 @@ def flash_attention_score_get_workspace_size(
     softmax_sum: Tensor,
     head_num: int,
     atten_mask: Tensor | None = None,
-    scale_value: float = 1.0,
+    scale_value: float | jax.Array = 1.0,
     sparse_mode: int = 0,
     input_layout: str = "BNSD",
     core_limit: int | jax.Array = ALL_CORES,
@@ -169,7 +163,7 @@ def flash_attention_score_get_workspace_size(
       softmax_sum: float32 [B, N, Sq, 8], sum of exp(score - max).
       head_num: N.
       atten_mask: uint8 or bool [2048, 2048], 1 = hidden above the diagonal: what sparse modes 2 and 3 demand.
-      scale_value: Factor of the scores; 1.0 unless given, never 1 / sqrt(D) by itself.
+      scale_value: Factor of the scores, may be traced; 1.0 unless given, never 1 / sqrt(D) by itself.
       sparse_mode: 0, 2 or 3.
       input_layout: "BNSD".
       core_limit: Most cube cores that the launch may use (``aclrtSetStreamResLimit``).
@@ -196,7 +190,7 @@ def flash_attention_score_get_workspace_size(
     else:
         _check_mask(atten_mask, sparse_mode)
         inputs.append(atten_mask)
-    attributes = {"scale_value": float(scale_value), "sparse_mode": int(sparse_mode)}
+    attributes = {"scale_value": scale_value, "sparse_mode": int(sparse_mode)}
     outputs = (attention_out, softmax_max, softmax_sum)
     return registry.get_workspace_size(card, NAME, inputs, outputs, attributes, core_limit=core_limit, site=site)
 

@@ -1,6 +1,7 @@
 """Operators: one entry each, and the first phase of a call that works for all of them."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,11 +11,13 @@ import jax.numpy as jnp
 from ascend_jax.ops.tensor import Tensor
 from ascend_jax.runtime import kernels, layout
 from ascend_jax.runtime.codes import Code, ParameterError
-from ascend_jax.runtime.commands import Number, operand_rows
+from ascend_jax.runtime.commands import operand_rows
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.kernels import Argument, Cost, Executor, KernelSpec
 from ascend_jax.runtime.launch import load_kernel
+from ascend_jax.runtime.memory import byte_range
+from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import note
 
@@ -33,20 +36,24 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """One operator.
+    """One operator. Inputs and outputs of ``infer`` and ``plan`` are :class:`~ascend_jax.runtime.kernels.Argument`.
 
     Attributes:
       name: As CANN spells it, without the ``aclnn``.
-      check: ``(inputs, outputs, **attributes) -> None``; raises ParameterError on a wrong shape, dtype or value.
       value: ``(*inputs, **attributes) -> outputs``: what it computes, on arrays.
       plan: ``(chip, inputs, outputs, core_limit, **attributes) -> Plan``: tiling and cost on at most ``core_limit``
         cube cores (int32, may exceed what the chip has); pure, traceable in the chip and the limit.
+      infer: ``(inputs, **attributes) -> {name: Argument}``: shape and dtype of the outputs, in order; raises
+        ParameterError for inputs and attributes that the operator refuses. None: whatever ``value`` returns.
+      scalars: Names of float attributes that may change from launch to launch without a new kernel; at most 4.
+        ``value`` gets them as float32 scalars, ``infer`` and ``plan`` do not get them.
     """
 
     name: str
-    check: Callable[..., None]
     value: Callable[..., Sequence[jax.Array]]
     plan: Callable[..., Plan]
+    infer: Callable[..., dict[str, Argument]] | None = None
+    scalars: tuple[str, ...] = ()
 
 
 _operators: dict[str, Operator] = {}
@@ -56,10 +63,13 @@ def add(operator: Operator) -> Operator:
     """Register an operator under its name and return it.
 
     Raises:
-      ValueError: The name is taken.
+      ValueError: Another operator has this name, or there are too many scalars.
     """
+    if len(operator.scalars) > layout.SCALARS:
+        raise ValueError(f"operator {operator.name}: {len(operator.scalars)} scalars, at most {layout.SCALARS}")
+    if _operators.setdefault(operator.name, operator) != operator:
+        raise ValueError(f"operator {operator.name!r} is already registered; choose another name")
     kernels.register(operator.name, operator.value)
-    _operators[operator.name] = operator
     return operator
 
 
@@ -77,6 +87,27 @@ def find(name: str) -> Operator:
     if name not in _operators:
         raise ParameterError(Code.PARAM_INVALID, "operator", name, f"must be one of {', '.join(names())}")
     return _operators[name]
+
+
+def infer(operator: str, inputs: Sequence[Tensor | Argument], attributes: Attributes) -> dict[str, Argument]:
+    """Check a call and return name, shape and dtype of its outputs.
+
+    Raises:
+      ParameterError: The operator refuses the inputs or attributes (161002), or there is no such operator.
+
+    >>> q = Argument((1, 2, 8, 16), jnp.dtype("float16"))
+    >>> infer("FlashAttentionScore", [q, q, q], {"sparse_mode": 0})["softmax_max"].shape
+    (1, 2, 8, 8)
+    """
+    found = find(operator)
+    arguments = tuple(each.argument if isinstance(each, Tensor) else each for each in inputs)
+    static = {name: value for name, value in attributes.items() if name not in found.scalars}
+    if found.infer is not None:
+        return found.infer(arguments, **static)
+    arrays = [jax.ShapeDtypeStruct(arg.shape, arg.dtype) for arg in arguments]
+    varying = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in found.scalars}
+    results = jax.eval_shape(functools.partial(found.value, **static), *arrays, **varying)
+    return {f"output {i}": Argument(each.shape, each.dtype) for i, each in enumerate(results)}
 
 
 @verb
@@ -97,7 +128,7 @@ def get_workspace_size(
       operator: Name of the operator.
       inputs: Tensors read.
       outputs: Tensors written.
-      attributes: Static attributes; values must be hashable.
+      attributes: By name; scalars of the operator may be traced, all others are static and hashable.
       core_limit: Most cube cores that the launch may use, at least 1 (``aclrtSetStreamResLimit``).
       site: Call site, filled in by the runtime.
 
@@ -109,38 +140,52 @@ def get_workspace_size(
       ParameterError: What the operator refuses (161002), naming the parameter, the value and the rule.
     """
     found = find(operator)
-    used = len(inputs) + len(outputs)
-    if used > layout.WORKSPACE:
-        raise ParameterError(Code.PARAM_INVALID, "operands", used, f"at most {layout.WORKSPACE} inputs and outputs")
-    found.check(inputs, outputs, **attributes)
+    expected = infer(operator, inputs, attributes)
+    _check_outputs(expected, inputs, outputs)
     spec = KernelSpec(
         operator,
-        tuple(sorted(attributes.items())),
+        tuple(sorted((name, value) for name, value in attributes.items() if name not in found.scalars)),
         tuple(tensor.argument for tensor in inputs),
         tuple(tensor.argument for tensor in outputs),
+        found.scalars,
     )
+    missing = [name for name in found.scalars if name not in attributes]
+    if missing:
+        raise ParameterError(Code.PARAM_INVALID, missing[0], "missing", f"{operator} needs this attribute")
+    scalars = tuple(attributes[name] for name in found.scalars)
     card, _ = load_kernel(card, spec)
-    places = tuple((tensor.pointer, tensor.offset) for tensor in (*inputs, *outputs))
-    card, executor = _prepare(card, places, core_limit, site, spec=spec)
+    places = tuple(byte_range(each.pointer, each.offset_bytes, each.nbytes) for each in (*inputs, *outputs))
+    card, executor = _prepare(card, places, scalars, core_limit, site, spec=spec)
     return card, executor.workspace_bytes, executor
 
 
+def _check_outputs(expected: dict[str, Argument], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    used = len(inputs) + len(outputs)
+    if used > layout.WORKSPACE:
+        raise ParameterError(Code.PARAM_INVALID, "operands", used, f"at most {layout.WORKSPACE} inputs and outputs")
+    if len(outputs) != len(expected):
+        raise ParameterError(Code.PARAM_INVALID, "outputs", len(outputs), f"must be {', '.join(expected)}")
+    for (name, wanted), given in zip(expected.items(), outputs, strict=True):
+        require_shape(name, given, wanted.shape, "follows from the inputs")
+        if given.dtype != wanted.dtype:
+            raise ParameterError(Code.PARAM_INVALID, f"{name}.dtype", given.dtype, f"must be {wanted.dtype}")
+
+
 @stage(static=("spec",))
-def _prepare(card: CardState, places: tuple, core_limit: Number, site: Number, *, spec: KernelSpec) -> tuple:
+def _prepare(
+    card: CardState, places: tuple, scalars: tuple, core_limit: Number, site: Number, *, spec: KernelSpec
+) -> tuple:
     limit = jnp.maximum(jnp.asarray(core_limit, jnp.int32), 1)
     plan = find(spec.operator).plan(card.chip, spec.inputs, spec.outputs, limit, **dict(spec.attributes))
-    arguments = (*spec.inputs, *spec.outputs)
-    ranges = [
-        (pointer, jnp.asarray(offset, jnp.int32) * arg.dtype.itemsize, arg.nbytes)
-        for (pointer, offset), arg in zip(places, arguments, strict=True)
-    ]
     reads = (1 << len(spec.inputs)) - 1
-    writes = ((1 << len(arguments)) - 1) ^ reads
+    writes = ((1 << len(places)) - 1) ^ reads
     code = jnp.where(jnp.asarray(plan.fits), Code.SUCCESS, Code.INNER_TILING).astype(jnp.int32)
+    unused = [0.0] * (layout.SCALARS - len(scalars))
     executor = Executor(
-        operands=operand_rows(*ranges),
+        operands=operand_rows(*places),
         reads=jnp.int32(reads),
         writes=jnp.int32(writes),
+        scalars=jnp.stack([jnp.asarray(each, jnp.float32) for each in (*scalars, *unused)]),
         workspace_bytes=jnp.asarray(plan.workspace_bytes, jnp.int32),
         cost=plan.cost,
         code=code,

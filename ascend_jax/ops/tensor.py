@@ -8,6 +8,7 @@ import numpy as np
 
 from ascend_jax.runtime.codes import Code, ParameterError
 from ascend_jax.runtime.kernels import Argument
+from ascend_jax.runtime.memory import byte_range
 
 
 @jax.tree_util.register_dataclass
@@ -17,13 +18,13 @@ class Tensor:
 
     Attributes:
       pointer: int32, device pointer in granules of 64 bytes.
-      offset: int32, elements from there to the first one (``aclCreateTensor`` counts its offset so, too).
+      offset_bytes: int32, bytes from there to the first element.
       shape: Static.
       dtype: Static NumPy dtype.
     """
 
     pointer: jax.Array
-    offset: jax.Array
+    offset_bytes: jax.Array
     shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     dtype: np.dtype = dataclasses.field(metadata={"static": True})
 
@@ -45,7 +46,7 @@ def tensor(pointer: int | jax.Array, shape: tuple[int, ...], dtype: object, *, o
       pointer: Device pointer.
       shape: Dimensions, all at least 0.
       dtype: Anything NumPy or JAX takes for a dtype.
-      offset: Elements from ``pointer`` to the first element.
+      offset: Elements from ``pointer`` to the first one, as ``aclCreateTensor`` counts; traced ones stay below 2 GiB.
 
     Raises:
       ParameterError: A negative dimension or a dtype that does not exist.
@@ -59,4 +60,5 @@ def tensor(pointer: int | jax.Array, shape: tuple[int, ...], dtype: object, *, o
         kind = jax.numpy.dtype(dtype)  # type: ignore[call-overload]
     except TypeError as error:
         raise ParameterError(Code.PARAM_INVALID, "dtype", dtype, "must name a NumPy or JAX dtype") from error
-    return Tensor(pointer, offset, tuple(int(n) for n in shape), kind)  # type: ignore[arg-type]
+    start = byte_range(pointer, offset * kind.itemsize, 0)
+    return Tensor(start.pointer, start.offset, tuple(int(n) for n in shape), kind)

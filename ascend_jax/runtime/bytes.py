@@ -9,13 +9,14 @@ from jax import lax
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.layout import GRANULE_SHIFT
 from ascend_jax.runtime.loop import settle_loop
-from ascend_jax.runtime.memory import end_of_range
+from ascend_jax.runtime.memory import Range
 from ascend_jax.runtime.state import CHUNK_BYTES, CardState
 
 
-def is_backed(card: CardState, pointer: jax.Array, offset: jax.Array, nbytes: jax.Array) -> jax.Array:
+def is_backed(card: CardState, place: Range) -> jax.Array:
     """Return whether real bytes lie behind a range."""
-    end, rest = end_of_range(offset, nbytes)
+    pointer = place.pointer
+    end, rest = place.end
     on_host = pointer < layout.NULL
     granule = jnp.where(on_host, pointer - layout.HOST_BASE, pointer - layout.HBM_BASE)
     size = jnp.where(on_host, card.host_backing_bytes >> GRANULE_SHIFT, card.hbm_backing_bytes >> GRANULE_SHIFT)

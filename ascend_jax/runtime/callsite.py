@@ -1,7 +1,7 @@
 """Call sites: which line of the user's program made a call.
 
-A site is a 31-bit hash of ``file:line``, so it is the same in every process and passes through ``jit`` as a number.
-The table that turns it back into text only ever grows and never changes a result.
+A site is a 31-bit hash of ``folder/file:line``, so it is the same in every process and passes through ``jit`` as a
+number. The table that turns it back into text only ever grows and never changes a result.
 """
 
 import os
@@ -11,21 +11,28 @@ import zlib
 import numpy as np
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_COMMANDS = _PACKAGE + "cli" + os.sep  # the command line is a user of the package like any other
 _text: dict[int, str] = {0: ""}
 
 
 def here() -> np.int32:
     """Return the site of the innermost caller outside this package."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame.f_back is not None and _is_inside(frame.f_code.co_filename):
         frame = frame.f_back
-    return intern(f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}")
+    folder, name = os.path.split(frame.f_code.co_filename)
+    return intern(f"{os.path.basename(folder)}/{name}:{frame.f_lineno}")
+
+
+def _is_inside(filename: str) -> bool:
+    return filename.startswith(_PACKAGE) and not filename.startswith(_COMMANDS)
 
 
 def intern(text: str) -> np.int32:
     """Return the number of a site and remember its text."""
     number = zlib.crc32(text.encode()) & 0x7FFFFFFF
-    _text[number] = text
+    while _text.setdefault(number, text) != text:  # two sites with one hash
+        number = (number + 1) & 0x7FFFFFFF
     return np.int32(number)
 
 

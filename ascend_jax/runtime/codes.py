@@ -20,7 +20,7 @@ class Code(enum.IntEnum):
     PARAM_INVALID = 161002
     FEATURE_NOT_SUPPORT = 207000
     MEMORY_ALLOCATION = 207001
-    NO_STREAM_RESOURCE = 207005
+    RESOURCE_ALLOC_FAIL = 207005
     NO_EVENT_RESOURCE = 207007
     RT_INTERNAL_ERROR = 507000
     INNER_TILING = 561002
@@ -87,8 +87,8 @@ EXPLANATIONS: dict[int, Explanation] = {
         "no free range of the memory is large enough",
         "free something, ask for less, or choose a card with more memory; mem_get_info shows what is left",
     ),
-    Code.NO_STREAM_RESOURCE: Explanation(
-        "ACL_ERROR_RT_NO_STREAM_RESORCE",  # CANN's own spelling
+    Code.RESOURCE_ALLOC_FAIL: Explanation(
+        "ACL_ERROR_RT_RESOURCE_ALLOC_FAIL",
         "all stream slots are in use",
         "destroy a stream, or give init a larger max_streams (the product's limit is in aj.chip(...)['max_streams'])",
     ),

@@ -11,10 +11,9 @@ from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.host import host_now
 from ascend_jax.runtime.layout import Clock, Effect, Field, Kind, Operand, Phase, Resource, Stream, Time
-from ascend_jax.runtime.rows import get_row, put_if, put_row, with_entries
+from ascend_jax.runtime.memory import Range
+from ascend_jax.runtime.rows import Number, get_row, put_if, put_row, with_entries
 from ascend_jax.runtime.state import CardState, CommandTable
-
-Number = int | jax.Array
 
 
 def host_stream(card: CardState) -> int:
@@ -42,7 +41,7 @@ class Command:
     reads: Number = 0
     writes: Number = 0
     has_effect: bool = True  # False: the caller moves the bytes itself
-    fields: dict[Field, Number] = dataclasses.field(default_factory=dict)  # columns that only some kinds use
+    fields: dict[Any, Number] = dataclasses.field(default_factory=dict)  # columns that only some kinds use
 
 
 def row_of(fields: jax.Array, sequence: jax.Array) -> jax.Array:
@@ -50,9 +49,9 @@ def row_of(fields: jax.Array, sequence: jax.Array) -> jax.Array:
     return sequence & (fields.shape[0] - 2)
 
 
-def operand_rows(*ranges: tuple[Number, Number, Number]) -> jax.Array:
-    """Return int32 [P, len(Operand)] from (pointer, offset, bytes) triples."""
-    unused = [(0, 0, 0)] * (layout.OPERANDS - len(ranges))
+def operand_rows(*ranges: Range) -> jax.Array:
+    """Return int32 [P, len(Operand)]; operands not given are empty."""
+    unused = [Range(0, 0, 0, 0)] * (layout.OPERANDS - len(ranges))
     numbers = [jnp.asarray(number, jnp.int32) for one in (*ranges, *unused) for number in one]
     return jnp.stack(numbers).reshape(layout.OPERANDS, len(Operand))
 
@@ -126,9 +125,10 @@ def at_least_1ns(duration: Instant) -> Instant:
     return Instant(duration.hi, duration.lo + is_zero.astype(jnp.int32))
 
 
-def transfer_time(nbytes: jax.Array, bytes_per_s: jax.Array, latency_ns: jax.Array) -> Instant:
-    """Return latency + bytes / rate, rounded up to ns once."""
-    return at_least_1ns(clock.from_ns(latency_ns + nbytes.astype(jnp.float32) * (1e9 / bytes_per_s)))
+def transfer_time(place: Range, bytes_per_s: jax.Array, latency_ns: jax.Array) -> Instant:
+    """Return latency + bytes / rate in float32, rounded up to ns once."""
+    nbytes = place.whole * jnp.float32(layout.GRANULE_BYTES) + place.rest
+    return at_least_1ns(clock.from_ns(latency_ns + nbytes * (1e9 / bytes_per_s)))
 
 
 def answer(card: CardState, code: jax.Array, site: Number, stream: Number) -> tuple[CardState, jax.Array]:

@@ -13,7 +13,6 @@ from ascend_jax.runtime import layout
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import (
     Command,
-    Number,
     answer,
     enqueue,
     host_stream,
@@ -24,23 +23,20 @@ from ascend_jax.runtime.commands import (
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.kernels import Argument, from_bytes, require_plain, to_bytes
-from ascend_jax.runtime.layout import GRANULE_SHIFT, Field, Kind, Resource
-from ascend_jax.runtime.memory import is_live
+from ascend_jax.runtime.layout import Field, Kind, Resource
+from ascend_jax.runtime.memory import Range, byte_range, is_live
+from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
-from ascend_jax.runtime.synchronize import look, settle
-
-Range = tuple[Number, Number]  # pointer and byte offset from it
+from ascend_jax.runtime.synchronize import look, make_room, settle
 
 
-def check_range(card: CardState, place: Range, nbytes: Number) -> jax.Array:
+def check_range(card: CardState, place: Range) -> jax.Array:
     """Return 0, or why a range cannot be used: null 100000, not allocated 107000, no bytes behind it 900002."""
-    pointer, offset = (jnp.asarray(x, jnp.int32) for x in place)
-    length = jnp.asarray(nbytes, jnp.int32)
-    no_bytes = ~hbm.is_backed(card, pointer, offset, length) if card.has_values else jnp.bool_(False)
+    no_bytes = ~hbm.is_backed(card, place) if card.has_values else jnp.bool_(False)
     return first_code(
-        (pointer == layout.NULL, Code.INVALID_PARAM),
-        ((length < 0) | ~is_live(card, pointer, offset, length), Code.RT_PARAM_INVALID),
+        (place.pointer == layout.NULL, Code.INVALID_PARAM),
+        (~is_live(card, place), Code.RT_PARAM_INVALID),
         (no_bytes, Code.NO_BYTES_BEHIND),
     )
 
@@ -56,74 +52,70 @@ def _engine_of(card: CardState, to_host: jax.Array, from_host: jax.Array) -> tup
 
 
 @stage(static=("is_blocking",))
-def _copy(
-    card: CardState,
-    dst: Range,
-    src: Range,
-    nbytes: Number,
-    stream: Number,
-    site: Number,
-    *,
-    is_blocking: bool,
-) -> CardState:
-    nbytes = jnp.asarray(nbytes, jnp.int32)
-    to_host, from_host = (jnp.asarray(place[0], jnp.int32) < layout.NULL for place in (dst, src))
-    code = jnp.int32(Code.SUCCESS)
+def _copy(card: CardState, dst: Range, src: Range, stream: Number, site: Number, *, is_blocking: bool) -> CardState:
+    dst, src = dst.as_int32(), src.as_int32()
+    to_host, from_host = dst.pointer < layout.NULL, src.pointer < layout.NULL
+    code = _check_stream(card, stream, is_blocking)
     if not is_blocking:
-        code = first_code(
-            (~is_stream(card, stream), Code.RT_STREAM_CONTEXT),
-            (to_host & from_host, Code.FEATURE_NOT_SUPPORT),
-        )
+        code = jnp.where((code == Code.SUCCESS) & to_host & from_host, Code.FEATURE_NOT_SUPPORT, code)
     for place in (dst, src):
-        code = jnp.where(code == Code.SUCCESS, check_range(card, place, nbytes), code)
-    same = jnp.asarray(dst[0] == src[0]) & (dst[1] == src[1])
-    is_idle = (code == Code.SUCCESS) & ((nbytes == 0) | same)
+        code = jnp.where(code == Code.SUCCESS, check_range(card, place), code)
+    same = (dst.pointer == src.pointer) & (dst.offset == src.offset)
     need, rate = _engine_of(card, to_host, from_host)
-    cost = card.chip["host_copy_sync_ns" if is_blocking else "host_copy_enqueue_ns"]
-    card = spend(card, cost)
     command = Command(
         Kind.COPY,
         host_stream(card) if is_blocking else stream,
-        duration=transfer_time(nbytes, rate, card.chip["copy_latency_ns"]),
+        duration=transfer_time(dst, rate, card.chip["copy_latency_ns"]),
         need=need,
-        operands=operand_rows((*dst, nbytes), (*src, nbytes)),
+        operands=operand_rows(dst, src),
         writes=1 << 0,
         reads=1 << 1,
-        fields={Field.SITE: site, Field.MOVED: nbytes >> GRANULE_SHIFT},
+        fields={Field.SITE: site, Field.MOVED: _granules(dst)},
     )
-    card, queued = enqueue(card, command, jnp.where(is_idle, layout.NONE, code))
-    return answer(card, jnp.where(is_idle, Code.SUCCESS, queued), site, stream)[0]
+    return _submit(card, command, code, _is_empty(dst) | same, stream, is_blocking)[0]
 
 
 @stage(static=("is_blocking",))
-def _set(
-    card: CardState,
-    dst: Range,
-    value: Number,
-    nbytes: Number,
-    stream: Number,
-    site: Number,
-    *,
-    is_blocking: bool,
-) -> CardState:
-    nbytes = jnp.asarray(nbytes, jnp.int32)
-    to_host = jnp.asarray(dst[0], jnp.int32) < layout.NULL
-    code = jnp.int32(Code.SUCCESS) if is_blocking else first_code((~is_stream(card, stream), Code.RT_STREAM_CONTEXT))
-    code = jnp.where(code == Code.SUCCESS, check_range(card, dst, nbytes), code)
-    is_idle = (code == Code.SUCCESS) & (nbytes == 0)
+def _set(card: CardState, dst: Range, value: Number, stream: Number, site: Number, *, is_blocking: bool) -> CardState:
+    dst = dst.as_int32()
+    to_host = dst.pointer < layout.NULL
+    code = _check_stream(card, stream, is_blocking)
+    code = jnp.where(code == Code.SUCCESS, check_range(card, dst), code)
     need, rate = _engine_of(card, to_host, to_host)
-    card = spend(card, card.chip["host_copy_sync_ns" if is_blocking else "host_copy_enqueue_ns"])
     command = Command(
         Kind.MEMSET,
         host_stream(card) if is_blocking else stream,
-        duration=transfer_time(nbytes, rate, card.chip["copy_latency_ns"]),
+        duration=transfer_time(dst, rate, card.chip["copy_latency_ns"]),
         need=need,
-        operands=operand_rows((*dst, nbytes)),
+        operands=operand_rows(dst),
         writes=1 << 0,
-        fields={Field.SITE: site, Field.MOVED: nbytes >> GRANULE_SHIFT, Field.FILL: jnp.asarray(value) & 255},
+        fields={Field.SITE: site, Field.MOVED: _granules(dst), Field.FILL: jnp.asarray(value) & 255},
     )
+    return _submit(card, command, code, _is_empty(dst), stream, is_blocking)[0]
+
+
+def _check_stream(card: CardState, stream: Number, is_blocking: bool) -> jax.Array:
+    """A blocking call runs on the host's own stream, whatever was given."""
+    is_wrong = jnp.bool_(False) if is_blocking else ~is_stream(card, stream)
+    return first_code((is_wrong, Code.RT_STREAM_CONTEXT))
+
+
+def _granules(place: Range) -> jax.Array:
+    return place.whole + (place.rest > 0)
+
+
+def _is_empty(place: Range) -> jax.Array:
+    return (place.whole == 0) & (place.rest == 0)
+
+
+def _submit(
+    card: CardState, command: Command, code: jax.Array, is_idle: jax.Array, stream: Number, is_blocking: bool
+) -> tuple[CardState, jax.Array]:
+    """Charge the host, enqueue unless there is nothing to do, and answer."""
+    is_idle &= code == Code.SUCCESS
+    card = spend(card, card.chip["host_copy_sync_ns" if is_blocking else "host_copy_enqueue_ns"])
     card, queued = enqueue(card, command, jnp.where(is_idle, layout.NONE, code))
-    return answer(card, jnp.where(is_idle, Code.SUCCESS, queued), site, stream)[0]
+    return answer(card, jnp.where(is_idle, Code.SUCCESS, queued), command.fields[Field.SITE], stream)
 
 
 @verb
@@ -153,7 +145,9 @@ def memcpy(
     Returns:
       The card. Status 100000 for a null pointer, 107000 for a range outside every live block or a negative count.
     """
-    card = _copy(card, (dst, dst_offset), (src, src_offset), nbytes, layout.NONE, site, is_blocking=True)
+    card = make_room(card, site)
+    to, start = byte_range(dst, dst_offset, nbytes), byte_range(src, src_offset, nbytes)
+    card = _copy(card, to, start, layout.NONE, site, is_blocking=True)
     return settle(card, host_stream(card), layout.NONE, True, site)
 
 
@@ -173,7 +167,9 @@ def memcpy_async(
 
     Status as :func:`memcpy`, and 107003 for an unknown stream, 207000 for host to host.
     """
-    return _copy(card, (dst, dst_offset), (src, src_offset), nbytes, stream, site, is_blocking=False)
+    card = make_room(card, site)
+    to, start = byte_range(dst, dst_offset, nbytes), byte_range(src, src_offset, nbytes)
+    return _copy(card, to, start, stream, site, is_blocking=False)
 
 
 @verb
@@ -181,7 +177,8 @@ def memset(
     card: CardState, dst: Number, value: Number, nbytes: Number, *, dst_offset: Number = 0, site: Site = None
 ) -> CardState:
     """Fill ``nbytes`` bytes with the low byte of ``value`` and block until it is done (``aclrtMemset``)."""
-    card = _set(card, (dst, dst_offset), value, nbytes, layout.NONE, site, is_blocking=True)
+    card = make_room(card, site)
+    card = _set(card, byte_range(dst, dst_offset, nbytes), value, layout.NONE, site, is_blocking=True)
     return settle(card, host_stream(card), layout.NONE, True, site)
 
 
@@ -197,31 +194,29 @@ def memset_async(
     site: Site = None,
 ) -> CardState:
     """Queue a fill in ``stream`` (``aclrtMemsetAsync``)."""
-    return _set(card, (dst, dst_offset), value, nbytes, stream, site, is_blocking=False)
+    card = make_room(card, site)
+    return _set(card, byte_range(dst, dst_offset, nbytes), value, stream, site, is_blocking=False)
 
 
 @stage
-def _pageable(card: CardState, place: Range, nbytes: Number, to_device: bool | jax.Array, site: Number) -> tuple:
-    nbytes, to_device = jnp.asarray(nbytes, jnp.int32), jnp.asarray(to_device)
-    code = first_code((jnp.asarray(place[0]) < layout.NULL, Code.RT_PARAM_INVALID))
-    code = jnp.where(code == Code.SUCCESS, check_range(card, place, nbytes), code)
-    host = jnp.asarray(place[0], jnp.int32) < layout.NULL
-    need, rate = _engine_of(card, host | ~to_device, host | to_device)
-    card = spend(card, card.chip["host_copy_sync_ns"])
+def _pageable(card: CardState, place: Range, to_device: bool | jax.Array, site: Number) -> tuple:
+    place, to_device = place.as_int32(), jnp.asarray(to_device)
+    on_host = place.pointer < layout.NULL
+    code = first_code((on_host, Code.RT_PARAM_INVALID))
+    code = jnp.where(code == Code.SUCCESS, check_range(card, place), code)
+    need, rate = _engine_of(card, on_host | ~to_device, on_host | to_device)
     command = Command(
         Kind.COPY,
         host_stream(card),
-        duration=transfer_time(nbytes, rate, card.chip["copy_latency_ns"]),
+        duration=transfer_time(place, rate, card.chip["copy_latency_ns"]),
         need=need,
-        operands=operand_rows((*place, nbytes)),
+        operands=operand_rows(place),
         writes=to_device,
         reads=~to_device,
         has_effect=False,
-        fields={Field.SITE: site, Field.MOVED: nbytes >> GRANULE_SHIFT},
+        fields={Field.SITE: site, Field.MOVED: _granules(place)},
     )
-    is_idle = (code == Code.SUCCESS) & (nbytes == 0)
-    card, queued = enqueue(card, command, jnp.where(is_idle, layout.NONE, code))
-    return answer(card, jnp.where(is_idle, Code.SUCCESS, queued), site, layout.NONE)
+    return _submit(card, command, code, _is_empty(place), layout.NONE, is_blocking=True)
 
 
 def _raw(array: ArrayLike) -> tuple[np.ndarray | jax.Array, int]:
@@ -235,8 +230,8 @@ def _raw(array: ArrayLike) -> tuple[np.ndarray | jax.Array, int]:
 
 @stage
 def _store(card: CardState, place: Range, array: jax.Array, code: jax.Array) -> CardState:
-    raw = to_bytes(array)
-    index = hbm.first_byte(card, jnp.asarray(place[0], jnp.int32), jnp.asarray(place[1], jnp.int32))
+    raw, place = to_bytes(array), place.as_int32()
+    index = hbm.first_byte(card, place.pointer, place.offset)
     index = jnp.where(code == Code.SUCCESS, index, 0)
     old = lax.dynamic_slice(card.memory, (index,), raw.shape)
     raw = jnp.where(code == Code.SUCCESS, raw, old)
@@ -245,7 +240,8 @@ def _store(card: CardState, place: Range, array: jax.Array, code: jax.Array) -> 
 
 @stage(static=("argument",))
 def _load(card: CardState, place: Range, code: jax.Array, *, argument: Argument) -> tuple:
-    index = hbm.first_byte(card, jnp.asarray(place[0], jnp.int32), jnp.asarray(place[1], jnp.int32))
+    place = place.as_int32()
+    index = hbm.first_byte(card, place.pointer, place.offset)
     raw = lax.dynamic_slice(card.memory, (jnp.where(code == Code.SUCCESS, index, 0),), (argument.nbytes,))
     return card, from_bytes(jnp.where(code == Code.SUCCESS, raw, jnp.zeros_like(raw)), argument)
 
@@ -270,9 +266,10 @@ def upload(card: CardState, dst: Number, array: ArrayLike, *, offset: Number = 0
     Status as :func:`memcpy`; 107000 if ``dst`` is a host pointer.
     """
     raw, nbytes = _raw(array)
-    card, code = _pageable(card, (dst, offset), nbytes, True, site)
+    place = byte_range(dst, offset, nbytes)
+    card, code = _pageable(make_room(card, site), place, True, site)
     card = settle(card, host_stream(card), layout.NONE, True, site)
-    return _store(card, (dst, offset), raw, code) if _has_bytes(card, nbytes) else card
+    return _store(card, place, raw, code) if _has_bytes(card, nbytes) else card
 
 
 @verb
@@ -285,17 +282,19 @@ def download(
     the array is zero.
     """
     argument = _argument(shape, dtype)
-    card, code = _pageable(card, (src, offset), argument.nbytes, False, site)
+    place = byte_range(src, offset, argument.nbytes)
+    card, code = _pageable(make_room(card, site), place, False, site)
     card = settle(card, host_stream(card), layout.NONE, True, site)
     if not _has_bytes(card, argument.nbytes):
         return card, jnp.zeros(argument.shape, argument.dtype)
-    return _load(card, (src, offset), code, argument=argument)
+    return _load(card, place, code, argument=argument)
 
 
 @stage
-def _check_host(card: CardState, place: Range, nbytes: Number, site: Number) -> tuple:
-    code = first_code((jnp.asarray(place[0]) > layout.NULL, Code.RT_PARAM_INVALID))
-    code = jnp.where(code == Code.SUCCESS, check_range(card, place, nbytes), code)
+def _check_host(card: CardState, place: Range, site: Number) -> tuple:
+    place = place.as_int32()
+    code = first_code((place.pointer > layout.NULL, Code.RT_PARAM_INVALID))
+    code = jnp.where(code == Code.SUCCESS, check_range(card, place), code)
     return answer(card, code, site, layout.NONE)
 
 
@@ -303,8 +302,9 @@ def _check_host(card: CardState, place: Range, nbytes: Number, site: Number) -> 
 def host_write(card: CardState, dst: Number, array: ArrayLike, *, offset: Number = 0, site: Site = None) -> CardState:
     """Let the host program write ``array`` into its own pinned memory, now and at no cost."""
     raw, nbytes = _raw(array)
-    card, code = _check_host(look(card, site), (dst, offset), nbytes, site)
-    return _store(card, (dst, offset), raw, code) if _has_bytes(card, nbytes) else card
+    place = byte_range(dst, offset, nbytes)
+    card, code = _check_host(look(card, site), place, site)
+    return _store(card, place, raw, code) if _has_bytes(card, nbytes) else card
 
 
 @verb
@@ -316,7 +316,8 @@ def host_read(
     An asynchronous copy that has not ended by now has changed nothing yet.
     """
     argument = _argument(shape, dtype)
-    card, code = _check_host(look(card, site), (src, offset), argument.nbytes, site)
+    place = byte_range(src, offset, argument.nbytes)
+    card, code = _check_host(look(card, site), place, site)
     if not _has_bytes(card, argument.nbytes):
         return card, jnp.zeros(argument.shape, argument.dtype)
-    return _load(card, (src, offset), code, argument=argument)
+    return _load(card, place, code, argument=argument)

@@ -28,34 +28,47 @@ def verb(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
-def stage(function: F | None = None, *, static: tuple[str, ...] = (), runs_kernels: bool = False) -> Any:
+def stage(function: F | None = None, *, static: tuple[str, ...] = ()) -> Any:
     """Compile ``function(card, ...)``; a card with ``donate`` set gives its buffers away.
+
+    A stage does not see ``card.kernels``, so loading a kernel recompiles none.
 
     Args:
       function: Pure function whose first argument and (first) result is a card.
       static: Keyword arguments that are compile-time constants.
-      runs_kernels: Whether the function uses ``card.kernels``. If not, loading a kernel does not retrace it.
     """
     if function is None:
-        return functools.partial(stage, static=static, runs_kernels=runs_kernels)
+        return functools.partial(stage, static=static)
     keeping = jax.jit(function, static_argnames=static)
     donating = jax.jit(function, static_argnames=static, donate_argnums=0)
 
     @functools.wraps(function)
     def call(card: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(card, tuple):
+            raise TypeError(
+                f"card = {type(card).__name__} of {len(card)}: this call returned two things; write card, out = ..."
+            )
         kernels = card.kernels
-        if kernels and not runs_kernels:
+        if kernels:
             card = dataclasses.replace(card, kernels=())
         args = jax.tree.map(_as_int32, args)
         options = {name: value if name in static else _as_int32(value) for name, value in options.items()}
         result = (donating if card.donate else keeping)(card, *args, **options)
-        if not kernels or runs_kernels:
+        if not kernels:
             return result
         if isinstance(result, tuple):
             return dataclasses.replace(result[0], kernels=kernels), *result[1:]
         return dataclasses.replace(result, kernels=kernels)
 
     return call
+
+
+def concrete(value: jax.Array) -> np.ndarray | None:
+    """Return the numbers of an array, or None while it is traced."""
+    try:
+        return np.asarray(value)
+    except jax.errors.TracerArrayConversionError:
+        return None
 
 
 def _as_int32(value: Any) -> Any:

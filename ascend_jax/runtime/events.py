@@ -8,13 +8,14 @@ import numpy as np
 
 from ascend_jax.runtime import clock, layout, status
 from ascend_jax.runtime.codes import AscendError, Code
-from ascend_jax.runtime.commands import Command, Number, answer, enqueue, is_stream
+from ascend_jax.runtime.commands import Command, answer, enqueue, is_stream
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Clock, Event, Field, Kind, Phase, Time
-from ascend_jax.runtime.rows import get_row, put_if, with_entries
+from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
+from ascend_jax.runtime.synchronize import make_room
 
 
 def _is_event(card: CardState, event: Number) -> tuple[jax.Array, jax.Array]:
@@ -88,7 +89,7 @@ def record_event(card: CardState, event: Number, stream: Number, *, site: Site =
 
     Status 107003 for an unknown stream, 107000 for an unknown event.
     """
-    return _record(card, event, stream, site)
+    return _record(make_room(card, site), event, stream, site)
 
 
 @verb
@@ -98,7 +99,7 @@ def stream_wait_event(card: CardState, stream: Number, event: Number, *, site: S
     The wait is bound to the record that is the latest now; a later record does not change it, and an event that was
     never recorded holds nobody up (hicann/runtime ``docs/zh/api_ref/07_event_management.md``, Ex events).
     """
-    return _wait(card, stream, event, site)
+    return _wait(make_room(card, site), stream, event, site)
 
 
 def event_elapsed_ms(card: CardState, start: Number, end: Number) -> float:

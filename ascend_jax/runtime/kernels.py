@@ -50,24 +50,27 @@ class KernelSpec:
     attributes: tuple[tuple[str, object], ...]
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
+    scalars: tuple[str, ...] = ()  # names of float attributes that vary from launch to launch
 
     @property
     def output_bytes(self) -> int:
         """Bytes of all outputs together."""
         return sum(out.nbytes for out in self.outputs)
 
-    def run(self, memory: jax.Array, first_byte: jax.Array) -> jax.Array:
+    def run(self, memory: jax.Array, first_byte: jax.Array, scalars: jax.Array) -> jax.Array:
         """Read the inputs from ``memory``, compute, and return the outputs as one run of bytes.
 
         Args:
           memory: uint8 [bytes].
           first_byte: int32 [P], index of each operand's first byte.
+          scalars: float32 [SCALARS], values of the float attributes.
 
         Returns:
           uint8 [output_bytes].
         """
         arrays = [load(memory, first_byte[i], arg) for i, arg in enumerate(self.inputs)]
-        results = _values[self.operator](*arrays, **dict(self.attributes))
+        varying = {name: scalars[i] for i, name in enumerate(self.scalars)}
+        results = _values[self.operator](*arrays, **dict(self.attributes), **varying)
         for result, arg in zip(results, self.outputs, strict=True):
             if result.shape != arg.shape or result.dtype != arg.dtype:
                 raise ValueError(
@@ -104,6 +107,7 @@ class Executor:
     operands: jax.Array  # int32 [P, len(Operand)], inputs first, then outputs
     reads: jax.Array  # int32, bit p: operand p is read
     writes: jax.Array  # int32, bit p: operand p is written
+    scalars: jax.Array  # float32 [SCALARS]
     workspace_bytes: jax.Array  # int32
     cost: Cost
     code: jax.Array  # int32, 0 or why this call cannot be launched

@@ -4,18 +4,20 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ascend_jax.runtime import bytes as hbm
 from ascend_jax.runtime import clock, layout, status
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.commands import Command, Number, answer, at_least_1ns, enqueue, is_stream
+from ascend_jax.runtime.commands import Command, answer, at_least_1ns, enqueue, is_stream
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.kernels import Executor, KernelSpec
 from ascend_jax.runtime.layout import GRANULE_BYTES, Field, Kind, Operand, Resource
-from ascend_jax.runtime.memory import is_live
-from ascend_jax.runtime.rows import put_row
+from ascend_jax.runtime.memory import Range, byte_range, is_live
+from ascend_jax.runtime.rows import Number, put_row
 from ascend_jax.runtime.state import CardState
+from ascend_jax.runtime.synchronize import make_room
 
 
 def load_kernel(card: CardState, spec: KernelSpec) -> tuple[CardState, int]:
@@ -30,8 +32,8 @@ def _launch(
     card: CardState, executor: Executor, kernel: Number, workspace: Number, stream: Number, site: Number
 ) -> CardState:
     workspace = jnp.asarray(workspace, jnp.int32)
-    scratch = jnp.stack([workspace, jnp.int32(0), executor.workspace_bytes])
-    operands = put_row(executor.operands, layout.WORKSPACE, scratch)
+    scratch = byte_range(workspace, jnp.int32(0), executor.workspace_bytes)
+    operands = put_row(executor.operands, layout.WORKSPACE, jnp.stack(scratch))
     uses_workspace = executor.workspace_bytes > 0
     code = status.first_code(
         (~is_stream(card, jnp.asarray(stream)), Code.RT_STREAM_CONTEXT),
@@ -42,6 +44,7 @@ def _launch(
     bit = uses_workspace.astype(jnp.int32) << layout.WORKSPACE
     cost = executor.cost
     card = spend(card, card.chip["host_launch_ns"])
+    bits = lax.bitcast_convert_type(executor.scalars, jnp.int32)
     command = Command(
         Kind.KERNEL,
         stream,
@@ -58,7 +61,8 @@ def _launch(
             Field.MOVED: jnp.ceil(cost.hbm_bytes / GRANULE_BYTES),
             Field.LIMIT: cost.limit,
             Field.SITE: site,
-        },
+        }
+        | {Field.SCALARS + i: bits[i] for i in range(layout.SCALARS)},
     )
     card, code = enqueue(card, command, code)
     return answer(card, code, site, stream)[0]
@@ -68,13 +72,13 @@ def _check_operands(card: CardState, executor: Executor, operands: jax.Array) ->
     slot = jnp.arange(layout.OPERANDS)
     is_value = (((executor.reads | executor.writes) >> slot) & 1).astype(bool)
     is_workspace = (slot == layout.WORKSPACE) & (executor.workspace_bytes > 0)
-    columns = operands[:, Operand.POINTER], operands[:, Operand.OFFSET], operands[:, Operand.BYTES]
-    live = jax.vmap(lambda *place: is_live(card, *place))(*columns)
-    on_device = columns[0] > layout.NULL
-    backed = hbm.is_backed(card, *columns) if card.has_values else jnp.ones_like(live)
-    used = is_value & (columns[2] > 0)
+    places = Range(*(operands[:, column] for column in Operand))
+    live = jax.vmap(lambda place: is_live(card, place))(places)
+    on_device = operands[:, Operand.POINTER] > layout.NULL
+    backed = hbm.is_backed(card, places) if card.has_values else jnp.ones_like(live)
+    used = is_value & ((operands[:, Operand.WHOLE] > 0) | (operands[:, Operand.REST] > 0))
     return status.first_code(
-        ((used & (columns[0] == layout.NULL)).any(), Code.PARAM_NULLPTR),
+        ((used & (operands[:, Operand.POINTER] == layout.NULL)).any(), Code.PARAM_NULLPTR),
         (((used | is_workspace) & ~(live & on_device)).any(), Code.RT_PARAM_INVALID),
         ((used & ~backed).any(), Code.NO_BYTES_BEHIND),
     )
@@ -96,6 +100,7 @@ def launch(card: CardState, executor: Executor, workspace: Number, stream: Numbe
       workspace or operand, 107000 for an operand outside every live block.
     """
     assert executor.kernel is not None
+    card = make_room(card, site)
     card, kernel = load_kernel(card, executor.kernel)
     # the stage does not depend on the kernel, so all kernels share its compilation
     return _launch(card, dataclasses.replace(executor, kernel=None), kernel, workspace, stream, site)

@@ -98,9 +98,11 @@ class Field(enum.IntEnum):
     MOVED = BLOCKS + 11  # granules moved to and from HBM
     LIMIT = BLOCKS + 12  # which unit bounds the time
     SITE = BLOCKS + 13  # call site
+    SCALARS = BLOCKS + 14  # first of SCALARS columns: bits of a kernel's float32 arguments
 
 
-FIELDS = Field.SITE + 1  # columns of ``CommandTable.fields``; more than len(Field), as NEED spans several
+SCALARS = 4  # float arguments that a kernel can have
+FIELDS = Field.SCALARS + SCALARS  # columns of ``CommandTable.fields``; NEED and SCALARS span several
 
 
 class Operand(enum.IntEnum):
@@ -108,7 +110,8 @@ class Operand(enum.IntEnum):
 
     POINTER = 0  # granule
     OFFSET = 1  # bytes from there to the first byte
-    BYTES = 2  # length
+    WHOLE = 2  # length in whole granules, so that a range may exceed 2 GiB
+    REST = 3  # bytes beyond them, 0..63
 
 
 class Time(enum.IntEnum):

@@ -5,6 +5,7 @@ Placement rule: the lowest address at which a range of whole pages fits (first f
 
 import dataclasses
 import enum
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import GRANULE_BYTES, GRANULE_SHIFT, HeapEntry, HeapWord
-from ascend_jax.runtime.rows import get_row, with_entries
+from ascend_jax.runtime.rows import Number, get_row, with_entries
 from ascend_jax.runtime.state import CardState, Heap
 
 PAGE = 4096 // GRANULE_BYTES
@@ -76,28 +77,49 @@ def remove(heap: Heap, row: jax.Array) -> Heap:
     return Heap(jnp.where(rows < row, heap.blocks, shifted), with_entries(heap.words, words))
 
 
-def end_of_range(offset: jax.Array, nbytes: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return (whole granules, bytes beyond them) of ``offset + nbytes``, which may exceed int32."""
-    low = (offset & (GRANULE_BYTES - 1)) + (nbytes & (GRANULE_BYTES - 1))
-    return (offset >> GRANULE_SHIFT) + (nbytes >> GRANULE_SHIFT) + (low >> GRANULE_SHIFT), low & (GRANULE_BYTES - 1)
+class Range(NamedTuple):
+    """Bytes in memory. Numbers, or int32 arrays of one shape; a length may exceed what int32 can count in bytes."""
+
+    pointer: Any  # granule
+    offset: Any  # bytes from there to the first byte
+    whole: Any  # length: whole granules ...
+    rest: Any  # ... and bytes beyond them, 0..63
+
+    @property
+    def end(self) -> tuple[Any, Any]:
+        """(granules from the pointer, bytes beyond them) past the last byte."""
+        low = (self.offset & (GRANULE_BYTES - 1)) + self.rest
+        return (self.offset >> GRANULE_SHIFT) + self.whole + (low >> GRANULE_SHIFT), low & (GRANULE_BYTES - 1)
+
+    def as_int32(self) -> "Range":
+        """Return the same range as int32 arrays."""
+        return Range(*(jnp.asarray(number, jnp.int32) for number in self))
 
 
-def holds(heap: Heap, pointer: jax.Array, offset: jax.Array, nbytes: jax.Array) -> jax.Array:
-    """Return whether bytes ``offset .. offset + nbytes`` from ``pointer`` lie inside one live block."""
+def byte_range(pointer: Number, offset: Number, nbytes: Number) -> Range:
+    """Return a range; Python ints may have any size, a negative length stays recognisable (``whole`` < 0)."""
+    whole, rest = split_bytes(nbytes)
+    if isinstance(offset, int | np.integer) and offset >= GRANULE_BYTES:
+        pointer, offset = pointer + (int(offset) >> GRANULE_SHIFT), int(offset) & (GRANULE_BYTES - 1)
+    return Range(pointer, offset, whole, rest)
+
+
+def holds(heap: Heap, place: Range) -> jax.Array:
+    """Return whether a range lies inside one live block."""
     blocks = heap.blocks
-    ahead = pointer - blocks[:, HeapEntry.START]
-    end, rest = end_of_range(offset, nbytes)
+    ahead = place.pointer - blocks[:, HeapEntry.START]
+    end, rest = place.end
     left = blocks[:, HeapEntry.ASKED] - ahead
     inside = (end < left) | ((end == left) & (rest <= blocks[:, HeapEntry.REST]))
     live = jnp.arange(blocks.shape[0]) < heap.words[HeapWord.COUNT]
-    return (live & (ahead >= 0) & inside).any() & (offset >= 0) & (nbytes >= 0)
+    return (live & (ahead >= 0) & inside).any() & (place.offset >= 0) & (place.whole >= 0)
 
 
-def is_live(card: CardState, pointer: jax.Array, offset: jax.Array, nbytes: jax.Array) -> jax.Array:
-    """Return whether a byte range lies inside one live block of device or pinned host memory."""
-    on_host = pointer < layout.NULL
+def is_live(card: CardState, place: Range) -> jax.Array:
+    """Return whether a range lies inside one live block of device or pinned host memory."""
+    on_host = place.pointer < layout.NULL
     heap = jax.tree.map(lambda host, hbm: jnp.where(on_host, host, hbm), card.host, card.hbm)
-    return holds(heap, pointer, offset, nbytes)
+    return holds(heap, place)
 
 
 def _allocate(
@@ -174,13 +196,13 @@ def _free_host(card: CardState, pointer: jax.Array, site: jax.Array) -> CardStat
     return status.note(spend(dataclasses.replace(card, host=heap), card.chip["host_free_ns"]), code, site)
 
 
-def _split(nbytes: int | jax.Array) -> tuple[int | jax.Array, int | jax.Array]:
+def split_bytes(nbytes: Number) -> tuple[Number, Number]:
     """Split a byte count into whole granules and the rest, so that 128 GiB fits int32."""
     if isinstance(nbytes, float | bool):
         raise TypeError(f"nbytes = {nbytes!r}: must be a whole number of bytes")
     if isinstance(nbytes, int | np.integer) and nbytes < 0:
         return layout.NONE, 0
-    whole, rest = nbytes // GRANULE_BYTES, nbytes % GRANULE_BYTES
+    whole, rest = nbytes >> GRANULE_SHIFT, nbytes & (GRANULE_BYTES - 1)
     return (min(whole, FAR - HUGE_PAGE), rest) if isinstance(nbytes, int | np.integer) else (whole, rest)
 
 
@@ -214,7 +236,7 @@ def malloc(
     >>> (total - free) >> 20
     12
     """
-    whole, rest = _split(nbytes)
+    whole, rest = split_bytes(nbytes)
     return _malloc(card, whole, rest, policy, site)
 
 
@@ -231,7 +253,7 @@ def free(card: CardState, pointer: int | jax.Array, *, site: Site = None) -> Car
 @verb
 def malloc_host(card: CardState, nbytes: int | jax.Array, *, site: Site = None) -> tuple[CardState, jax.Array]:
     """Allocate pinned host memory (``aclrtMallocHost``); its pointers are negative. Freed with ``free_host``."""
-    whole, rest = _split(nbytes)
+    whole, rest = split_bytes(nbytes)
     return _malloc_host(card, whole, rest, site)
 
 

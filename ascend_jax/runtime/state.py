@@ -8,6 +8,7 @@ import numpy as np
 
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.runtime import layout
+from ascend_jax.runtime.edge import concrete
 from ascend_jax.runtime.kernels import KernelSpec
 from ascend_jax.runtime.layout import Event, Field, HeapWord, Operand, Phase, StatusWord, Stream, Time
 
@@ -114,6 +115,7 @@ def init(
     for name, (value, least, most) in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
             raise ValueError(f"{name} = {value!r}: must be an integer from {least} to {most}")
+    _check_product_limits(chip, max_streams, max_events)
     hbm_backing_bytes = _whole_granules(hbm_backing_bytes)
     host_backing_bytes = _whole_granules(host_backing_bytes)
     max_commands = 1 << (max_commands - 1).bit_length()
@@ -134,13 +136,20 @@ def init(
         events=jnp.array(events),
         clock=jnp.zeros(len(layout.Clock), jnp.int32),
         status=jnp.array(status),
-        memory=jnp.zeros(nbytes, jnp.uint8),
+        memory=jnp.zeros(nbytes if hbm_backing_bytes else 0, jnp.uint8),
         shadow=jnp.zeros(nbytes if hbm_backing_bytes else 0, jnp.uint8),
         kernels=(),
         hbm_backing_bytes=hbm_backing_bytes,
         host_backing_bytes=host_backing_bytes,
         donate=donate,
     )
+
+
+def _check_product_limits(chip: ChipSpec, max_streams: int, max_events: int) -> None:
+    for name, value in (("max_streams", max_streams), ("max_events", max_events)):
+        known = concrete(chip[name])
+        if known is not None and value > known.min():
+            raise ValueError(f"{name} = {value}: {chip.name} has {int(known.min())}")
 
 
 def _whole_granules(nbytes: int) -> int:

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 from ascend_jax.runtime import layout, status
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.commands import Number, host_stream, is_stream
+from ascend_jax.runtime.commands import host_stream, is_stream
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Stream
-from ascend_jax.runtime.rows import get_row, put_if, with_entries
+from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.synchronize import settle
 
@@ -26,7 +26,7 @@ def _create(card: CardState, site: Number) -> tuple:
     ok = (entry[Stream.ALIVE] == 0) & within_limit
     streams = put_if(ok, card.streams, slot, with_entries(entry, {Stream.ALIVE: 1}))
     card = spend(dataclasses.replace(card, streams=streams), card.chip["host_stream_create_ns"])
-    code = jnp.where(ok, Code.SUCCESS, Code.NO_STREAM_RESOURCE)
+    code = jnp.where(ok, Code.SUCCESS, Code.RESOURCE_ALLOC_FAIL)
     return status.note(card, code, site), jnp.where(ok, slot, layout.NONE).astype(jnp.int32)
 
 

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 from ascend_jax.runtime import engine, layout, status
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.commands import Number, is_stream
-from ascend_jax.runtime.edge import Site, stage, verb
+from ascend_jax.runtime.commands import is_stream, row_of
+from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.engine import ALL_STREAMS, Goal
 from ascend_jax.runtime.host import spend
-from ascend_jax.runtime.layout import Event
-from ascend_jax.runtime.rows import get_row
+from ascend_jax.runtime.layout import Clock, Event, Phase, Time
+from ascend_jax.runtime.rows import Number, get_row
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.values import apply_effects
 
@@ -27,16 +27,31 @@ def _advance(
     return dataclasses.replace(card, status=jnp.where(is_stuck, noted.status, card.status))
 
 
-_apply_effects = stage(apply_effects, runs_kernels=True)
-
-
 def settle(card: CardState, stream: Number, command: Number, is_blocking: bool | jax.Array, site: Site) -> CardState:
     """Simulate until a goal is reached and bring memory up to date (see :class:`~.engine.Goal`).
 
     Status 900003 if the goal can never be reached.
     """
-    card = _advance(card, stream, command, is_blocking, site)
-    return _apply_effects(card) if card.has_values else card
+    return apply_effects(_advance(card, stream, command, is_blocking, site))
+
+
+@stage
+def _blocker(card: CardState) -> tuple:
+    """The command whose row the next one needs and that is not finished, or NONE."""
+    sequence = card.clock[Clock.ENQUEUED]
+    phase = get_row(card.table.times, row_of(card.table.fields, sequence))[Time.PHASE]
+    is_taken = (phase >= Phase.QUEUED) & (phase < Phase.DONE)
+    return card, jnp.where(is_taken, sequence - card.table.rows, layout.NONE)
+
+
+def make_room(card: CardState, site: Site) -> CardState:
+    """Block the host until the command table has a row for the next command, as a full queue does on a card.
+
+    Under ``jit`` the table must be large enough: there the call answers 900001 instead.
+    """
+    card, blocker = _blocker(card)
+    known = concrete(blocker)
+    return card if known is None or known == layout.NONE else settle(card, layout.NONE, blocker, True, site)
 
 
 def look(card: CardState, site: Site) -> CardState:

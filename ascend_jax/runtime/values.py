@@ -14,57 +14,63 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ascend_jax.runtime import bytes as hbm
 from ascend_jax.runtime import layout
+from ascend_jax.runtime.edge import concrete, stage
 from ascend_jax.runtime.kernels import KernelSpec
 from ascend_jax.runtime.layout import Effect, Field, Kind, Operand, Phase, Time
 from ascend_jax.runtime.loop import settle_loop
+from ascend_jax.runtime.memory import Range
 from ascend_jax.runtime.rows import get_row, with_entries
 from ascend_jax.runtime.state import CHUNK_BYTES, CardState
 
 _LATE = 2**31 - 1
 
 
-class _Tables(NamedTuple):
-    order: jax.Array  # int32 [2 (N + 1)]: row, or N + 1 + row for its end
-    due: jax.Array  # int32, how many of them
-    fields: jax.Array
+class Due(NamedTuple):
+    """Effects not applied yet, in order, and where they read and write."""
+
+    order: jax.Array  # int32 [2 (N + 1)]: row of a start, or N + 1 + row of an end
+    total: jax.Array  # int32, how many of them
+    kernel: jax.Array  # int32 [2 (N + 1)], in order: kernel that starts, or NONE
+    fields: jax.Array  # int32 [N + 1, FIELDS]
     first_byte: jax.Array  # int32 [N + 1, P]
     nbytes: jax.Array  # int32 [N + 1, P]
 
 
-class _Carry(NamedTuple):
-    done: jax.Array  # int32
+class Memories(NamedTuple):
+    """The two byte arrays of a card."""
+
     memory: jax.Array
     shadow: jax.Array
 
 
 def apply_effects(card: CardState) -> CardState:
-    """Bring memory up to the engine's time: apply every start and end that it has reached, in order."""
+    """Bring memory up to the engine's time: apply every start and end that it has reached, in order.
+
+    Outside ``jit`` each kernel is compiled once, on its own; under ``jit`` all kernels of the card become one switch.
+    """
     if not card.has_values:
         return card
-    tables = _effects_due(card)
-
-    def is_unfinished(tables: _Tables, carry: _Carry) -> jax.Array:
-        return carry.done < tables.due
-
-    def step(tables: _Tables, carry: _Carry) -> _Carry:
-        return _one_effect(card.kernels, tables, carry)
-
-    with jax.named_scope("values"):
-        end = settle_loop(is_unfinished, step, tables, _Carry(jnp.int32(0), card.memory, card.shadow))
-    times = card.table.times
-    phase = times[:, Time.PHASE]
-    reached = jnp.where(phase == Phase.DONE, Effect.PUBLISHED, jnp.where(phase == Phase.RUNNING, Effect.COMPUTED, 0))
-    times = with_entries(times, {Time.EFFECT: jnp.maximum(times[:, Time.EFFECT], reached)})
-    table = dataclasses.replace(card.table, times=times)
-    return dataclasses.replace(card, table=table, memory=end.memory, shadow=end.shadow)
+    card, due = list_due(card)
+    memories = Memories(card.memory, card.shadow)
+    count = concrete(due.total)
+    if count is None:
+        memories = _apply_traced(card.kernels, due, memories)
+    else:
+        for position, kernel in enumerate(np.asarray(due.kernel)[:count].tolist()):
+            apply = _apply_in_place if card.donate or position > 0 else _apply_to_copies
+            kernels = () if kernel == layout.NONE else (card.kernels[kernel],)
+            memories = apply(kernels, np.int32(kernel), due, np.int32(position), memories)
+    return dataclasses.replace(card, memory=memories.memory, shadow=memories.shadow)
 
 
-def _effects_due(card: CardState) -> _Tables:
-    """List the starts and ends not applied yet, by (time, ends first, sequence)."""
+@stage
+def list_due(card: CardState) -> tuple[CardState, Due]:
+    """List the starts and ends that the engine has passed, by (time, ends first, sequence), and mark them applied."""
     fields, times = card.table.fields, card.table.times
     phase, effect = times[:, Time.PHASE], times[:, Time.EFFECT]
     starts = (phase >= Phase.RUNNING) & (effect < Effect.COMPUTED)
@@ -72,42 +78,71 @@ def _effects_due(card: CardState) -> _Tables:
     is_due = jnp.concatenate([starts, ends])
     hi = jnp.concatenate([times[:, Time.START_HI], times[:, Time.END_HI]])
     lo = jnp.concatenate([times[:, Time.START_LO] * 2 + 1, times[:, Time.END_LO] * 2])
-    sequence = jnp.tile(fields[:, Field.SEQUENCE], 2)
-    order = jnp.lexsort((sequence, lo, jnp.where(is_due, hi, _LATE)))
-    operands = card.table.operands
-    index = hbm.first_byte(card, operands[..., Operand.POINTER], operands[..., Operand.OFFSET])
-    return _Tables(order.astype(jnp.int32), is_due.sum(dtype=jnp.int32), fields, index, operands[..., Operand.BYTES])
+    order = jnp.lexsort((jnp.tile(fields[:, Field.SEQUENCE], 2), lo, jnp.where(is_due, hi, _LATE))).astype(jnp.int32)
+    kernel = jnp.concatenate([fields[:, Field.KERNEL], jnp.full_like(phase, layout.NONE)])[order]
+    places = Range(*(card.table.operands[..., column] for column in Operand))
+    index = hbm.first_byte(card, places.pointer, places.offset)
+    nbytes = (places.whole << layout.GRANULE_SHIFT) + places.rest
+    reached = jnp.where(phase == Phase.DONE, Effect.PUBLISHED, jnp.where(phase == Phase.RUNNING, Effect.COMPUTED, 0))
+    marked = with_entries(times, {Time.EFFECT: jnp.maximum(effect, reached)})
+    card = dataclasses.replace(card, table=dataclasses.replace(card.table, times=marked))
+    return card, Due(order, is_due.sum(dtype=jnp.int32), kernel, fields, index, nbytes)
 
 
-def _one_effect(kernels: tuple[KernelSpec, ...], tables: _Tables, carry: _Carry) -> _Carry:
-    rows = tables.fields.shape[0]
-    is_live = carry.done < tables.due
-    entry = get_row(tables.order, jnp.minimum(carry.done, tables.order.shape[0] - 1))
+def _apply_traced(kernels: tuple[KernelSpec, ...], due: Due, memories: Memories) -> Memories:
+    def has_more(due: Due, carry: tuple) -> jax.Array:
+        return carry[0] < due.total
+
+    def step(due: Due, carry: tuple) -> tuple:
+        position, memories = carry
+        memories = _apply(kernels, jnp.int32(0), due, position, memories)
+        return position + has_more(due, carry), memories
+
+    with jax.named_scope("values"):
+        return settle_loop(has_more, step, due, (jnp.int32(0), memories))[1]
+
+
+def _apply(
+    kernels: tuple[KernelSpec, ...], first_kernel: jax.Array, due: Due, position: jax.Array, memories: Memories
+) -> Memories:
+    """Apply the effect at ``position``; ``kernels`` are those of the card from ``first_kernel`` on."""
+    rows = due.fields.shape[0]
+    entry = get_row(due.order, jnp.minimum(position, due.order.shape[0] - 1))
     is_end = entry >= rows
     row = jnp.where(is_end, entry - rows, entry)
-    fields, index = get_row(tables.fields, row), get_row(tables.first_byte, row)
+    fields, index = get_row(due.fields, row), get_row(due.first_byte, row)
     slot = jnp.arange(layout.OPERANDS)
     is_written = ((fields[Field.WRITES] >> slot) & 1).astype(bool) & (slot != layout.WORKSPACE)
-    written = jnp.where(is_written & is_live, get_row(tables.nbytes, row), 0)
-    shadow = _compute(kernels, fields, index, jnp.where(is_end, 0, written), carry)
-    memory = _publish(carry.memory, shadow, index, jnp.where(is_end, written, 0))
-    return _Carry(carry.done + is_live.astype(jnp.int32), memory, shadow)
+    written = jnp.where(is_written & (position < due.total), get_row(due.nbytes, row), 0)
+    shadow = _compute(kernels, first_kernel, fields, index, jnp.where(is_end, 0, written), memories)
+    memory = _publish(memories.memory, shadow, index, jnp.where(is_end, written, 0))
+    return Memories(memory, shadow)
+
+
+_apply_to_copies = jax.jit(_apply, static_argnums=0)
+_apply_in_place = jax.jit(_apply, static_argnums=0, donate_argnums=4)
 
 
 def _compute(
-    kernels: tuple[KernelSpec, ...], fields: jax.Array, index: jax.Array, written: jax.Array, carry: _Carry
+    kernels: tuple[KernelSpec, ...],
+    first_kernel: jax.Array,
+    fields: jax.Array,
+    index: jax.Array,
+    written: jax.Array,
+    memories: Memories,
 ) -> jax.Array:
     """Return the shadow bytes with the command's outputs in place; ``written`` [P] is 0 where nothing is."""
-    kind, shadow = fields[Field.KIND], carry.shadow
-    counts = written
-    outputs = _run_kernel(kernels, fields, index, (kind == Kind.KERNEL) & (counts.sum() > 0), carry.memory)
-    begins = jnp.cumsum(counts) - counts  # outputs follow one another
+    kind = fields[Field.KIND]
+    is_kernel = (kind == Kind.KERNEL) & (written.sum() > 0)
+    branch = jnp.where(is_kernel, fields[Field.KERNEL] - first_kernel + 1, 0)
+    outputs = _run_kernel(kernels, branch, fields, index, memories.memory)
+    begins = jnp.cumsum(written) - written  # outputs follow one another
 
     def one_output(slot: jax.Array, shadow: jax.Array) -> jax.Array:
-        sources = (carry.memory, index[1], outputs, get_row(begins, slot), kind, fields[Field.FILL])
-        return hbm.move(shadow, get_row(index, slot), get_row(counts, slot), _read_result, sources)
+        sources = (memories.memory, index[1], outputs, get_row(begins, slot), kind, fields[Field.FILL])
+        return hbm.move(shadow, get_row(index, slot), get_row(written, slot), _read_result, sources)
 
-    return lax.fori_loop(0, layout.WORKSPACE, one_output, shadow)
+    return lax.fori_loop(0, layout.WORKSPACE, one_output, memories.shadow)
 
 
 def _read_result(sources: tuple, done: jax.Array) -> jax.Array:
@@ -119,24 +154,22 @@ def _read_result(sources: tuple, done: jax.Array) -> jax.Array:
 
 
 def _run_kernel(
-    kernels: tuple[KernelSpec, ...],
-    fields: jax.Array,
-    index: jax.Array,
-    is_wanted: jax.Array,
-    memory: jax.Array,
+    kernels: tuple[KernelSpec, ...], branch: jax.Array, fields: jax.Array, index: jax.Array, memory: jax.Array
 ) -> jax.Array | None:
-    """Return the command's outputs one after another, with a chunk of slack; None on a card without kernels."""
+    """Return a kernel's outputs one after another, with a chunk of slack; branch 0 runs none."""
     if not kernels:
         return None
     size = max(spec.output_bytes for spec in kernels) + CHUNK_BYTES
+    scalars = lax.bitcast_convert_type(fields[Field.SCALARS : Field.SCALARS + layout.SCALARS], jnp.float32)
 
-    def branch(spec: KernelSpec, memory: jax.Array, index: jax.Array) -> jax.Array:
-        result = spec.run(memory, index)
+    def run(spec: KernelSpec, memory: jax.Array, index: jax.Array, scalars: jax.Array) -> jax.Array:
+        result = spec.run(memory, index, scalars)
         return jnp.pad(result, (0, size - result.shape[0]))
 
-    branches = [lambda memory, index: jnp.zeros(size, jnp.uint8)]
-    branches += [functools.partial(branch, spec) for spec in kernels]
-    return lax.switch(jnp.where(is_wanted, fields[Field.KERNEL] + 1, 0), branches, memory, index)
+    def idle(memory: jax.Array, index: jax.Array, scalars: jax.Array) -> jax.Array:
+        return jnp.zeros(size, jnp.uint8)
+
+    return lax.switch(branch, [idle, *(functools.partial(run, spec) for spec in kernels)], memory, index, scalars)
 
 
 def _publish(memory: jax.Array, shadow: jax.Array, index: jax.Array, written: jax.Array) -> jax.Array:

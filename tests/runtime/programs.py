@@ -52,7 +52,7 @@ def operator(name: str, value: Any) -> None:
         return value(*arrays)
 
     if name not in aj.ops.names():
-        aj.ops.add(Operator(name, lambda *args, **kwargs: None, values, plan))
+        aj.ops.add(Operator(name, values, plan))
 
 
 def cost(duration: Any, cube: Any, vector: Any) -> Cost:

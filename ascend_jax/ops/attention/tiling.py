@@ -30,9 +30,9 @@ import numpy as np
 from ascend_jax.chip import cost
 from ascend_jax.chip.onchip import Buffer, OnChipPlan, place
 from ascend_jax.chip.spec import ChipSpec
+from ascend_jax.runtime.kernels import LIMITS
 
 TILES = tuple((rows, cols) for rows in (16, 32, 64, 128) for cols in (64, 128, 256, 512, 1024, 2048))
-LIMITS = ("cube", "vector", "memory", "fixed")
 VECTOR_ROWS = 8  # rows of scores that the vector core holds at once
 ROW_BYTES = 32  # one statistic of one row takes a whole UB block
 STARTUP_CYCLES = 26.0  # head and tail of one vector instruction, typical for add, mul, exp
@@ -238,7 +238,7 @@ def _cost(spec: ChipSpec, shape: AttentionShape, work: _Work, cores: Any) -> Att
             hbm_bytes=hbm,
             l2_bytes=l2_block * work.blocks,
             workspace_bytes=workspace,
-            limit=jnp.where(fixed_ns > work_ns, 3, jnp.argmax(units)).astype(jnp.int32),
+            limit=jnp.where(fixed_ns > work_ns, LIMITS.index("fixed"), jnp.argmax(units)).astype(jnp.int32),
             tile=jnp.asarray(work.tile),
             fits=jnp.asarray(fits),
         )
