@@ -47,7 +47,7 @@ from ascend_jax.runtime.memory import (
     mem_get_info,
 )
 from ascend_jax.runtime.state import CardState, init
-from ascend_jax.runtime.status import Status, clear_error, last_code, raise_if_error, status
+from ascend_jax.runtime.status import Status, clear_error, first_failure, last_code, raise_if_error, status
 from ascend_jax.runtime.streams import create_stream, destroy_stream
 from ascend_jax.runtime.synchronize import synchronize_device, synchronize_event, synchronize_stream
 
@@ -73,6 +73,7 @@ __all__ = [
     "device_info",
     "download",
     "event_elapsed_ms",
+    "first_failure",
     "free",
     "free_host",
     "hbm_peak_bytes",

@@ -4,7 +4,6 @@ import dataclasses
 import difflib
 import functools
 import importlib.resources
-import math
 import tomllib
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -14,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ascend_jax.chip.fields import CERTAINTIES, EXACT_UNITS, FIELDS, INDEX, MAY_BE_ZERO
+from ascend_jax.chip.fields import CERTAINTIES, COUNT, EXACT_UNITS, FIELDS, INDEX, MAY_BE_ZERO
 
+_FLOAT32 = np.finfo(np.float32)
 _FIRST_910B = (
     "in CANN's platform files it is a 30-core, 900 MHz SKU of the first-generation 910, no Atlas A2 card; "
     "for Atlas A2 name the SKU that npu-smi shows: Ascend910B1, Ascend910B2, Ascend910B3 or Ascend910B4"
@@ -212,7 +212,7 @@ def _read_with_base(path: Traversable, seen: tuple[str, ...]) -> dict[str, Any]:
         raise ValueError(f"{path}: base files form a cycle: {' -> '.join((*seen, path.name))}")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a TOML file: {error}") from error
     for field, entry in table.items():
         if field not in ("base", "family", "calibration"):
@@ -236,8 +236,12 @@ def _checked(path: Traversable, field: str, entry: Any) -> float:
     if not isinstance(entry, dict) or set(entry) != {"value", "source", "certainty"}:
         raise ValueError(f"{where} is {entry!r}; rule: a table of value, source and certainty")
     value, unit = entry["value"], FIELDS[field][0]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{where} is {value!r}; rule: a finite number of {unit}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float(_FLOAT32.max):
+        raise ValueError(f"{where} is {str(value)[:40]}; rule: a finite number of {unit} that float32 holds")
+    if unit == COUNT and value != int(value):
+        raise ValueError(f"{where} is {value!r}; rule: a whole number")
+    if 0 < value < float(_FLOAT32.tiny):
+        raise ValueError(f"{where} is {value!r}; rule: {unit} above zero, in float32 too")
     if value < 0 or (value == 0 and field not in MAY_BE_ZERO):
         raise ValueError(f"{where} is {value!r}; rule: {unit} above zero")
     if unit == "ratio" and value > 1:

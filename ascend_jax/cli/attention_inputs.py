@@ -1,7 +1,7 @@
 """The three arrays of an attention job: from a file or from a seed, checked before anything is computed."""
 
 import dataclasses
-import zipfile
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -55,12 +55,14 @@ def shapes_of(request: AttentionRequest) -> AttentionShapes:
     for name, value in sizes.items():
         if value < 1:
             raise UsageError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+        if value >= 2**31:
+            raise UsageError(f"--{name.replace('_', '-')} {str(value)[:24]}: must be below 2147483648")
     if request.seed is not None and request.seed < 0:
         raise UsageError(f"--seed {request.seed}: must be at least 0")
     if sizes["heads"] % sizes["kv_heads"]:
         raise UsageError(
             f"--heads {sizes['heads']} --kv-heads {sizes['kv_heads']}: heads must be a multiple of kv-heads; "
-            f"for example --kv-heads {_divisor_below(sizes['heads'], sizes['kv_heads'])}"
+            f"for example --kv-heads {math.gcd(sizes['heads'], sizes['kv_heads'])}"
         )
     q = (sizes["batch"], sizes["heads"], sizes["seq"], sizes["dim"])
     k = (sizes["batch"], sizes["kv_heads"], sizes["kv_seq"], sizes["dim"])
@@ -70,10 +72,6 @@ def shapes_of(request: AttentionRequest) -> AttentionShapes:
 def shapes_of_arrays(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> AttentionShapes:
     """Return the shapes of arrays that were loaded."""
     return AttentionShapes(q.shape, k.shape, v.shape, q.dtype)
-
-
-def _divisor_below(heads: int, kv_heads: int) -> int:
-    return next(d for d in range(min(heads, kv_heads), 0, -1) if heads % d == 0)
 
 
 def make_arrays(shapes: AttentionShapes, seed: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -110,12 +108,14 @@ def load_arrays(request: AttentionRequest) -> tuple[np.ndarray, np.ndarray, np.n
             raise UsageError(
                 f"--input {path}: {name} has shape {list(array.shape)}; every dimension must be at least 1"
             )
-    q, k, v = (arrays[name].astype(dtype) for name in ("q", "k", "v"))
+    with np.errstate(over="ignore"):  # what does not fit becomes infinite and is refused below
+        q, k, v = (arrays[name].astype(dtype) for name in ("q", "k", "v"))
     _check_fit(path, q, k, v)
     for name, array in (("q", q), ("k", k), ("v", v)):
         if not np.isfinite(array.astype(np.float32)).all():
             raise UsageError(
-                f"--input {path}: {name} holds NaN or infinity in {dtype}; the error could not be measured"
+                f"--input {path}: {name} holds NaN or infinity in {dtype}; the error could not be measured; "
+                "remove them, scale the input or choose another --dtype"
             )
     return q, k, v
 
@@ -133,10 +133,15 @@ def _read_npz(path: str) -> dict[str, np.ndarray]:
                     f"--input {path}: array {', '.join(missing)} missing (found {found}); "
                     "save with np.savez(path, q=q, k=k, v=v)"
                 )
-            return {name: file[name] for name in ("q", "k", "v")}
+            arrays = {name: file[name] for name in ("q", "k", "v")}
+            if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+                raise TypeError
+            return {name: array.astype(array.dtype.newbyteorder("=")) for name, array in arrays.items()}
     except FileNotFoundError:
         raise UsageError(f"--input {path}: no such file; give an .npz file with arrays q, k, v in BNSD") from None
-    except (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+    except UsageError:
+        raise
+    except Exception as error:  # a broken file can make zip, tokenizer and NumPy fail in any way
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "not numbers in the npz format"
         raise UsageError(
             f"--input {path}: not a readable .npz file ({reason}); save with np.savez(path, q=q, k=k, v=v)"

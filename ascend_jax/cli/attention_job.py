@@ -32,7 +32,7 @@ class JobResult:
     run: Run
     timeline: Timeline
     max_abs_error: float
-    max_abs_reference: float
+    max_abs_reference: float  # greatest absolute value of the reference
     wall_s: float
 
     @property
@@ -98,6 +98,11 @@ class JobResult:
         if is_like_them and not job.per_head and job.shapes.q[3] == 128:
             return f"calibrated: {fitted}"
         return f"extrapolated: {fitted}"
+
+    @property
+    def relative_error(self) -> float:
+        """Error relative to the greatest value; 0 where all are 0."""
+        return self.max_abs_error / self.max_abs_reference if self.max_abs_reference else 0.0
 
     @property
     def flop(self) -> int:
@@ -173,6 +178,8 @@ def _measure(job: Job, arrays: Sequence[np.ndarray], started: float) -> JobResul
         outcome = simulate(job, arrays)
         aj.raise_if_error(outcome.card)
         expected = reference.result()[0]
+    if not all(np.isfinite(each.astype(np.float32)).all() for each in outcome.outputs):
+        raise UsageError("q and k are so large that their products overflow float32; scale the inputs down")
     error = float(np.abs(outcome.outputs[0].astype(np.float64) - expected).max())
     wall_s = time.perf_counter() - started
     result = JobResult(job, outcome, aj.insight.timeline(outcome.card), error, float(np.abs(expected).max()), wall_s)

@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import NoReturn
 
 from absl.flags import argparse_flags
@@ -21,6 +22,7 @@ class _Parser(argparse_flags.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     top = _Parser(prog="ascend-jax", description="The Ascend CANN runtime, simulated in JAX: no card needed.")
+    top.add_argument("--version", action="version", version=f"ascend-jax {version('ascend-jax')}")
     commands = top.add_subparsers(dest="command", required=True, parser_class=_Parser, metavar="COMMAND")
     _add_run(commands)
     chips = commands.add_parser("chips", help="list the chips, or show all that is known of one")
@@ -35,7 +37,12 @@ def parser() -> argparse.ArgumentParser:
 def _add_run(commands: argparse._SubParsersAction) -> None:
     run = commands.add_parser("run", help="run an operator on a simulated card")
     jobs = run.add_subparsers(dest="job", required=True, parser_class=_Parser, metavar="JOB")
-    job = jobs.add_parser("flash-attention", help="FlashAttention forward, from host call to checked result")
+    job = jobs.add_parser(
+        "flash-attention",
+        help="FlashAttention forward, from host call to checked result",
+        description="Run FlashAttention forward on a simulated card and check it against float64.",
+        epilog="example: ascend-jax run flash-attention --heads 8 --seq 2048 --causal --trace trace.json",
+    )
     job.add_argument("--input", metavar="FILE", help=".npz file with arrays q, k, v as [batch, heads, seq, dim]")
     job.add_argument("--batch", type=int, help="batch size (default 1)")
     job.add_argument("--heads", type=int, help="query heads (default 32)")
@@ -75,6 +82,11 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of a pipe has gone; there is nobody to tell
         return 0
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        print(f"ascend-jax: {error.strerror or error}; nothing more was written", file=sys.stderr)
+        return 2
 
 
 def run() -> NoReturn:
@@ -96,7 +108,7 @@ def _run_flash_attention(options: argparse.Namespace) -> int:
     )
     written = attention_output.write(result, output=options.output, trace=options.trace)
     if options.json:
-        print(json.dumps(attention_report.as_json(result)))
+        print(json.dumps(attention_report.as_json(result), allow_nan=False))
     else:
         print(attention_report.as_text(result))
         if written:

@@ -7,7 +7,7 @@ from ascend_jax.runtime import callsite, clock, layout
 from ascend_jax.runtime.commands import host_stream
 from ascend_jax.runtime.kernels import LIMITS
 from ascend_jax.runtime.layout import GRANULE_BYTES, Clock, Field, Kind, Phase, Resource, Time
-from ascend_jax.runtime.state import CardState
+from ascend_jax.runtime.state import CardState, require_single
 
 _KINDS = {
     Kind.KERNEL: KERNEL,
@@ -33,10 +33,7 @@ def timeline(card: CardState) -> Timeline:
     >>> aj.insight.timeline(aj.memset(card, ptr, 0, 256)).name.tolist()
     ['fill device memory']
     """
-    if card.streams.ndim != 2:
-        raise ValueError(
-            f"card has batch axes {card.streams.shape[:-2]}: pick one lane first, jax.tree.map(lambda x: x[0], ...)"
-        )
+    require_single(card)
     enqueued = int(np.asarray(card.clock)[Clock.ENQUEUED])
     kept = np.arange(max(0, enqueued - card.table.rows), enqueued)
     rows = kept % card.table.rows
@@ -75,6 +72,7 @@ def timeline(card: CardState) -> Timeline:
         moved_bytes=fields[:, Field.MOVED].astype(np.int64) * GRANULE_BYTES,
         limit=np.where(is_kernel, np.array(LIMITS, dtype=object)[fields[:, Field.LIMIT]], ""),
         waits_for=fields[:, Field.DEPENDS],
+        now_ns=int(clock.to_ns(*np.asarray(card.clock)[[Clock.DEVICE_HI, Clock.DEVICE_LO]])),
         site=np.array([callsite.text(site) for site in fields[:, Field.SITE]], dtype=object),
     )
 

@@ -20,7 +20,7 @@ def write_together(writers: Mapping[Any, Callable[[IO[bytes]], object]]) -> None
     try:
         for path, write in writers.items():
             target = Path(path).resolve()
-            handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+            handle, name = tempfile.mkstemp(dir=target.parent, prefix=".part.")
             done.append((name, target))
             with os.fdopen(handle, "wb") as file:
                 write(file)

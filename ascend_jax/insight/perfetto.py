@@ -177,7 +177,7 @@ def _issues(tasks: list[_Task], threads: _Threads) -> Iterator[_Event]:
 def _spans(spans: Sequence[HostSpan], threads: _Threads) -> Iterator[_Event]:
     extents = [(span.start_ns, span.end_ns) for span in spans]
     for span, lane in zip(spans, _lanes(extents), strict=True):
-        threads[_HOST, 1 + lane] = f"Spans {lane}"
+        threads[_HOST, 1 + lane] = f"Steps {lane}" if lane else "Steps"
         yield _slice(_HOST, 1 + lane, span.name, span.start_ns, span.end_ns, (_ISSUE, -1), {})
 
 

@@ -79,6 +79,7 @@ class Timeline:
     limit: Texts  # [N] str: what its duration comes from: "cube", "vector", "memory", "fixed" or ""
     waits_for: Times  # [N] sequence number of the command it awaits through an event, or -1
     site: Texts  # [N] str: the caller's line, e.g. "train.py:12"
+    now_ns: int = 0  # up to when the card was simulated
 
     def __post_init__(self) -> None:
         for column, (dtype, _) in _COLUMNS.items():
@@ -151,8 +152,9 @@ class Timeline:
 
     @property
     def horizon_ns(self) -> int:
-        """Last time the log knows of: an issue, a start or an end; 0 for an empty one."""
-        return max(int(times.max(initial=0)) for times in (self.issue_ns, self.start_ns, self.end_ns))
+        """Last time the log knows of: now, an issue, a start or an end; 0 for an empty one."""
+        times = (self.issue_ns, self.start_ns, self.end_ns)
+        return max(self.now_ns, *(int(each.max(initial=0)) for each in times))
 
     @property
     def makespan_ns(self) -> int:

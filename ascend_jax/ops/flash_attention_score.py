@@ -5,6 +5,7 @@ Inputs query [B, N, Sq, D], key [B, Nkv, Skv, D], value [B, Nkv, Skv, Dv] and, f
 softmax_sum, float32 [B, N, Sq, 8] with eight equal copies (one 32-byte block per row).
 """
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -214,10 +215,15 @@ def share_cores(chip: ChipSpec, shape: AttentionShape, launches: int) -> int:
     """
     cores = int(chip["cube_cores"])
     limits = jnp.arange(1, cores + 1)
-    durations = jax.jit(jax.vmap(lambda limit: choose_tile(chip, shape, limit).duration_ns))(limits)
+    durations = _durations(chip, shape, limits)
     rounds = -(-launches // (cores // np.asarray(limits)))
     times = rounds * np.asarray(durations)
     return cores - int(np.argmin(times[::-1]))  # of equal times the one with more cores: it ends sooner if alone
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _durations(chip: ChipSpec, shape: AttentionShape, limits: jax.Array) -> jax.Array:
+    return jax.vmap(lambda limit: choose_tile(chip, shape, limit).duration_ns)(limits)
 
 
 def causal_mask() -> np.ndarray:

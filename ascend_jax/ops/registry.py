@@ -182,7 +182,7 @@ def _prepare(
     code = jnp.where(jnp.asarray(plan.fits), Code.SUCCESS, Code.INNER_TILING).astype(jnp.int32)
     unused = [0.0] * (layout.SCALARS - len(scalars))
     executor = Executor(
-        operands=operand_rows(*places),
+        operands=operand_rows(*(place.as_int32() for place in places)),
         reads=jnp.int32(reads),
         writes=jnp.int32(writes),
         scalars=jnp.stack([jnp.asarray(each, jnp.float32) for each in (*scalars, *unused)]),

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from ascend_jax.runtime.codes import Code, ParameterError
-from ascend_jax.runtime.kernels import Argument
+from ascend_jax.runtime.kernels import Argument, require_plain
 from ascend_jax.runtime.memory import byte_range
 
 
@@ -58,7 +58,10 @@ def tensor(pointer: int | jax.Array, shape: tuple[int, ...], dtype: object, *, o
         raise ParameterError(Code.PARAM_INVALID, "shape", list(shape), "every dimension is a whole number >= 0")
     try:
         kind = jax.numpy.dtype(dtype)  # type: ignore[call-overload]
-    except TypeError as error:
-        raise ParameterError(Code.PARAM_INVALID, "dtype", dtype, "must name a NumPy or JAX dtype") from error
+        require_plain(kind)
+    except (TypeError, ValueError) as error:
+        raise ParameterError(
+            Code.PARAM_INVALID, "dtype", dtype, f"must name a dtype of whole bytes ({error})"
+        ) from error
     start = byte_range(pointer, offset * kind.itemsize, 0)
     return Tensor(start.pointer, start.offset, tuple(int(n) for n in shape), kind)

@@ -224,6 +224,9 @@ def _raw(array: ArrayLike) -> tuple[np.ndarray | jax.Array, int]:
     if isinstance(array, jax.Array):
         require_plain(array.dtype)
         return array, array.size * array.dtype.itemsize
+    array = np.asarray(array)
+    if array.dtype.hasobject:
+        raise ValueError(f"array has dtype {array.dtype}: objects have no bytes to copy; convert to numbers")
     raw = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
     return raw, raw.nbytes
 

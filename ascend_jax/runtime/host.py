@@ -13,7 +13,7 @@ from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.edge import stage
 from ascend_jax.runtime.layout import Clock
 from ascend_jax.runtime.rows import with_entries
-from ascend_jax.runtime.state import CardState
+from ascend_jax.runtime.state import CardState, require_single
 
 
 def host_now(card: CardState) -> Instant:
@@ -43,17 +43,17 @@ def host_work(card: CardState, duration_ns: int | float | jax.Array) -> CardStat
     A Python int of any size and an int32 are exact; a float is rounded up to whole ns.
 
     Raises:
-      ValueError: The duration is negative (traced values below 0 count as 0).
+      ValueError: The duration is negative or no number (in arrays, values below 0 and NaN count as 0).
     """
     if not isinstance(duration_ns, jax.Array):
-        whole = math.ceil(duration_ns)
+        whole = math.ceil(duration_ns) if math.isfinite(duration_ns) else -1
         if whole < 0:
             raise ValueError(f"duration_ns = {duration_ns}: the clock never runs backwards; give 0 or more")
         return _work(card, divmod(whole, layout.LIMB))
     if jnp.issubdtype(duration_ns.dtype, jnp.integer):
-        least = jnp.maximum(duration_ns, 0).astype(jnp.int32)
-        return _work(card, Instant(least >> 30, least & (layout.LIMB - 1)))
-    return _work(card, clock.from_ns(jnp.maximum(duration_ns, 0.0)))
+        least = jnp.maximum(duration_ns, 0)
+        return _work(card, ((least >> 30).astype(jnp.int32), (least & (layout.LIMB - 1)).astype(jnp.int32)))
+    return _work(card, clock.from_ns(jnp.clip(jnp.nan_to_num(duration_ns), 0.0, 2.0**60)))
 
 
 def host_time_ns(card: CardState) -> int:
@@ -63,5 +63,6 @@ def host_time_ns(card: CardState) -> int:
     >>> aj.host_time_ns(aj.host_work(aj.init(aj.chip("Ascend910B2")), 1500))
     1500
     """
+    require_single(card)
     hi, lo = np.asarray(card.clock)[[Clock.HOST_HI, Clock.HOST_LO]]
     return int(clock.to_ns(hi, lo))

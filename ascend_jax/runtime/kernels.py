@@ -121,6 +121,8 @@ def require_plain(dtype: np.dtype) -> None:
       ValueError: Complex or sub-byte elements, or 64-bit ones while ``jax_enable_x64`` is off.
     """
     fix = "move np.uint8 bytes and reinterpret them with .view() on the host"
+    if not dtype.isnative or dtype.hasobject:
+        raise ValueError(f"dtype = {dtype}: must be numbers in native byte order; {fix}")
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise ValueError(f"dtype = {dtype}: JAX holds no 64-bit elements unless jax_enable_x64 is set; {fix}")
     if dtype != np.bool_:

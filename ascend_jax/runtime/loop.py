@@ -21,6 +21,8 @@ def settle_loop(
     until the last lane is finished. A plain vmapped ``while_loop`` selects the whole carry in every step, which costs
     a copy of every table and, for memory contents, tens of ms (jax ``_while_loop_batching_rule``; jax#8192, #13522).
 
+    Collectives do not belong in here: lanes and cards leave the loop at different steps.
+
     Args:
       unfinished: Boolean scalar of ``(tables, carry)``; closes over nothing traced.
       step: One step of ``(tables, carry)``; closes over nothing traced.
@@ -48,4 +50,21 @@ def settle_loop(
         done = lax.while_loop(lambda c: any_unfinished(tables, c).any(), lambda c: step_all(tables, c), carry)
         return done, jax.tree.map(lambda _: True, done)
 
-    return run(tables, carry)
+    return run(tables, _varying_together(tables, carry))
+
+
+def _varying_together(tables: Tree, carry: Tree) -> Tree:
+    """Under ``shard_map``, let every leaf of the carry vary with the cards as soon as one leaf or table does."""
+    axes = frozenset().union(*(_varying_axes(leaf) for leaf in jax.tree.leaves((tables, carry))))
+
+    def vary(leaf: jax.Array) -> jax.Array:
+        missing = tuple(sorted(axes - _varying_axes(leaf)))
+        return lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+    return jax.tree.map(vary, carry)
+
+
+def _varying_axes(leaf: jax.Array) -> frozenset[str]:
+    kind = jax.typeof(leaf)
+    axes = getattr(kind, "vma", None)  # jax 0.10.2 moved it into manual_axis_type
+    return axes if axes is not None else getattr(getattr(kind, "manual_axis_type", None), "varying", frozenset())

@@ -17,7 +17,7 @@ from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import GRANULE_BYTES, GRANULE_SHIFT, HeapEntry, HeapWord
 from ascend_jax.runtime.rows import Number, get_row, with_entries
-from ascend_jax.runtime.state import CardState, Heap
+from ascend_jax.runtime.state import CardState, Heap, require_single
 
 PAGE = 4096 // GRANULE_BYTES
 HUGE_PAGE = (2 << 20) // GRANULE_BYTES
@@ -92,14 +92,20 @@ class Range(NamedTuple):
         return (self.offset >> GRANULE_SHIFT) + self.whole + (low >> GRANULE_SHIFT), low & (GRANULE_BYTES - 1)
 
     def as_int32(self) -> "Range":
-        """Return the same range as int32 arrays."""
-        return Range(*(jnp.asarray(number, jnp.int32) for number in self))
+        """Return the same range as int32 arrays, in its one normal form: an offset below one granule.
+
+        Null pointers and negative offsets stay as they are, to be refused.
+        """
+        pointer, offset, whole, rest = (jnp.asarray(number, jnp.int32) for number in self)
+        is_odd = (pointer == layout.NULL) | (offset < 0)
+        granules = jnp.where(is_odd, 0, offset >> GRANULE_SHIFT)
+        return Range(pointer + granules, offset - (granules << GRANULE_SHIFT), whole, rest)
 
 
 def byte_range(pointer: Number, offset: Number, nbytes: Number) -> Range:
     """Return a range; Python ints may have any size, a negative length stays recognisable (``whole`` < 0)."""
     whole, rest = split_bytes(nbytes)
-    if isinstance(offset, int | np.integer) and offset >= GRANULE_BYTES:
+    if isinstance(offset, int | np.integer) and offset >= 2**31:
         pointer, offset = pointer + (int(offset) >> GRANULE_SHIFT), int(offset) & (GRANULE_BYTES - 1)
     return Range(pointer, offset, whole, rest)
 
@@ -265,6 +271,7 @@ def free_host(card: CardState, pointer: int | jax.Array, *, site: Site = None) -
 
 def mem_get_info(card: CardState) -> tuple[int, int]:
     """Return (free, total) bytes of device memory (``aclrtGetMemInfo``); host-side, for one card."""
+    require_single(card)
     words = np.asarray(card.hbm.words, np.int64)
     free_granules = words[HeapWord.END] - words[HeapWord.BASE] - words[HeapWord.USED]
     return int(free_granules) * GRANULE_BYTES, int(words[HeapWord.END]) * GRANULE_BYTES
@@ -272,4 +279,5 @@ def mem_get_info(card: CardState) -> tuple[int, int]:
 
 def hbm_peak_bytes(card: CardState) -> int:
     """Return the most device memory that was ever allocated at once, in bytes."""
+    require_single(card)
     return int(np.asarray(card.hbm.words)[HeapWord.PEAK]) * GRANULE_BYTES

@@ -110,12 +110,17 @@ def init(
         "max_commands": (max_commands, 2, 1 << 22),
         "max_blocks": (max_blocks, 1, 1 << 20),
         "hbm_backing_bytes": (hbm_backing_bytes, 0, (2**31 - 1) - CHUNK_BYTES),
-        "host_backing_bytes": (host_backing_bytes, 0, (2**31 - 1) - CHUNK_BYTES - hbm_backing_bytes),
+        "host_backing_bytes": (host_backing_bytes, 0, (2**31 - 1) - CHUNK_BYTES),
     }
     for name, (value, least, most) in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
             raise ValueError(f"{name} = {value!r}: must be an integer from {least} to {most}")
-    _check_product_limits(chip, max_streams, max_events)
+    if hbm_backing_bytes + host_backing_bytes > 2**31 - 1 - CHUNK_BYTES:
+        raise ValueError(
+            f"hbm_backing_bytes + host_backing_bytes = {hbm_backing_bytes + host_backing_bytes}: at most "
+            f"{2**31 - 1 - CHUNK_BYTES} bytes can be real"
+        )
+    _check_product_limits(chip, max_streams, max_events, hbm_backing_bytes)
     hbm_backing_bytes = _whole_granules(hbm_backing_bytes)
     host_backing_bytes = _whole_granules(host_backing_bytes)
     max_commands = 1 << (max_commands - 1).bit_length()
@@ -145,11 +150,32 @@ def init(
     )
 
 
-def _check_product_limits(chip: ChipSpec, max_streams: int, max_events: int) -> None:
+def require_single(card: CardState) -> None:
+    """Refuse a batch of cards where one is meant.
+
+    Raises:
+      ValueError: The card has batch axes; the message says how to pick a lane.
+    """
+    if card.streams.ndim != 2:
+        raise ValueError(
+            f"card has batch axes {card.streams.shape[:-2]}: pick one lane first, jax.tree.map(lambda x: x[0], card)"
+        )
+
+
+def _check_product_limits(chip: ChipSpec, max_streams: int, max_events: int, backing_bytes: int) -> None:
+    if chip.values.ndim != 1:
+        raise ValueError(f"chip has batch axes {chip.values.shape[:-1]}: init one card at a time, under jax.vmap")
+    hbm = concrete(chip["hbm_bytes"])
+    least, most = layout.HBM_BASE * layout.GRANULE_BYTES, 2**31 * layout.GRANULE_BYTES
+    if hbm is not None and not (least < hbm <= most and backing_bytes <= hbm - least):
+        raise ValueError(
+            f"chip['hbm_bytes'] = {float(hbm):.0f}: must be above {least} (reserved) and at most {most}, and hold "
+            f"hbm_backing_bytes = {backing_bytes}"
+        )
     for name, value in (("max_streams", max_streams), ("max_events", max_events)):
         known = concrete(chip[name])
-        if known is not None and value > known.min():
-            raise ValueError(f"{name} = {value}: {chip.name} has {int(known.min())}")
+        if known is not None and value > known:
+            raise ValueError(f"{name} = {value}: {chip.name} has {int(known)}")
 
 
 def _whole_granules(nbytes: int) -> int:

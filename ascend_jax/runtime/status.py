@@ -9,7 +9,7 @@ import numpy as np
 from ascend_jax.runtime import callsite, layout
 from ascend_jax.runtime.codes import EXPLANATIONS, AscendError, Code
 from ascend_jax.runtime.layout import StatusWord
-from ascend_jax.runtime.state import CardState
+from ascend_jax.runtime.state import CardState, require_single
 
 
 def note(card: CardState, code: jax.Array, site: int | jax.Array, stream: int | jax.Array = layout.NONE) -> CardState:
@@ -56,6 +56,7 @@ def status(card: CardState) -> Status:
     >>> aj.status(card).code, aj.status(card).name
     (100000, 'ACL_ERROR_INVALID_PARAM')
     """
+    require_single(card)
     word = [int(x) for x in np.asarray(card.status)]
     code = word[StatusWord.CODE]
     return Status(
@@ -70,8 +71,13 @@ def status(card: CardState) -> Status:
 
 
 def last_code(card: CardState) -> jax.Array:
-    """Return the code CANN would have answered to the latest call (int32 scalar, 0 = success)."""
+    """Return the code CANN would have answered to the latest call: int32, 0 = success, batch axes of ``card``."""
     return card.status[..., StatusWord.LAST]
+
+
+def first_failure(card: CardState) -> jax.Array:
+    """Return the code of the first call that failed, or 0: int32, batch axes of ``card``; usable under ``jit``."""
+    return card.status[..., StatusWord.CODE]
 
 
 def raise_if_error(card: CardState) -> None:
