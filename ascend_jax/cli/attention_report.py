@@ -101,7 +101,7 @@ def _execution(result: JobResult) -> str:
             f"  {result.launch_us:.1f} us = {result.fixed_us:.1f} fixed + {waves} x {_block_us(result):.1f} per block",
             f"  the busiest core computes {busy}",
             f"  a block, for every {tile[1]} key columns:",
-            f"    {hand_over.join(path[:2])}{hand_over}",
+            f"    {hand_over.join(path[:2])}{hand_over}".rstrip(),
             f"    {hand_over.join(path[2:])}",
         ]
     )
