@@ -17,6 +17,7 @@ import numpy as np
 
 from ascend_jax.chip import ChipSpec, chip
 from ascend_jax.ops.attention.tiling import LIMITS, TILES, AttentionShape, attention_cost, choose_tile
+from ascend_jax.ops.attention.visibility import SparseMode
 
 CONSTANTS = ("attention_fixed_ns", "attention_overlap_loss")
 _DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
@@ -77,8 +78,8 @@ def report(spec: ChipSpec, rows: list[tuple[AttentionShape, float]]) -> dict[str
 
 def _shape(row: dict[str, str]) -> AttentionShape:
     batch, heads, sq, sk, d = (int(row[key]) for key in ("batch", "heads", "sq", "sk", "d"))
-    causal = sk - sq if int(row["causal"] or 0) else None
-    return AttentionShape(batch, heads, heads, sq, sk, d, d, _DTYPE_BYTES[row["dtype"]], causal)
+    mode = SparseMode.RIGHT_DOWN_CAUSAL if int(row["causal"] or 0) else SparseMode.NO_MASK
+    return AttentionShape(batch, heads, heads, sq, sk, d, d, _DTYPE_BYTES[row["dtype"]], mode)
 
 
 def _durations(

@@ -166,7 +166,7 @@ def _arrow(
 def _issues(tasks: list[_Task], threads: _Threads) -> Iterator[_Event]:
     """A slice of no length per call, with an arrow to where the command starts."""
     for task in tasks:
-        threads[_HOST, 0] = "API calls"
+        threads[_HOST, 0] = "Enqueue"
         number, issue_ns = task["command"], task["issue_ns"]
         args = {"Task Id": number, "Stream Id": task["stream"], "call site": task["site"]}
         yield _slice(_HOST, 0, task["name"], issue_ns, issue_ns, (_ISSUE, number), args)
@@ -253,7 +253,7 @@ def _copies(tasks: list[_Task], threads: _Threads) -> Iterator[_Event]:
 
 def _cores(tasks: list[_Task], slices: CoreSlices, process: _Process, threads: _Threads) -> Iterator[_Event]:
     for entry, core in zip(slices.entry.tolist(), slices.core.tolist(), strict=True):
-        threads[process, core] = f"Core {core}"
+        threads[process, core] = f"{process.name.split()[0]} {core}"
         args = {"Task Id": tasks[entry]["command"], "Stream Id": tasks[entry]["stream"]}
         yield _task_slice(process, core, tasks[entry], args)
 

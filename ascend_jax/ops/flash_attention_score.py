@@ -84,7 +84,6 @@ def attention_shape(query: Argument, key: Argument, value: Argument, sparse_mode
     """Return what the tiling needs to know of a call."""
     batch, heads, q_len, dim = query.shape
     _, kv_heads, kv_len, value_dim = value.shape
-    offsets = {SparseMode.LEFT_UP_CAUSAL: 0, SparseMode.RIGHT_DOWN_CAUSAL: kv_len - q_len}
     return AttentionShape(
         batch=batch,
         heads=heads,
@@ -94,7 +93,7 @@ def attention_shape(query: Argument, key: Argument, value: Argument, sparse_mode
         dim=dim,
         value_dim=value_dim,
         dtype_bytes=query.dtype.itemsize,
-        causal_offset=offsets.get(SparseMode(sparse_mode)),
+        mode=SparseMode(sparse_mode),
     )
 
 

@@ -20,6 +20,7 @@ from ascend_jax.ops.attention.tiling import (
     place_tile,
     workspace_bytes,
 )
+from ascend_jax.ops.attention.visibility import SparseMode
 
 SPEC = chip("Ascend910B2")
 MEASURED_US = {1024: 58.461, 4096: 118.302, 16384: 1118.462}  # 910B2, one head, D 128, fp16
@@ -29,8 +30,8 @@ price = jax.jit(attention_cost, static_argnums=(1, 2))
 SHAPES = [
     AttentionShape(1, 1, 1, 4096, 4096, 128, 128, 2),
     AttentionShape(2, 8, 2, 1000, 3001, 192, 128, 2),
-    AttentionShape(1, 4, 4, 2048, 2048, 64, 64, 2, causal_offset=0),
-    AttentionShape(1, 2, 1, 300, 700, 96, 96, 4, causal_offset=400),
+    AttentionShape(1, 4, 4, 2048, 2048, 64, 64, 2, SparseMode.LEFT_UP_CAUSAL),
+    AttentionShape(1, 2, 1, 300, 700, 96, 96, 4, SparseMode.RIGHT_DOWN_CAUSAL),
     AttentionShape(64, 8, 8, 1, 4096, 128, 128, 2),
     AttentionShape(1, 64, 64, 512, 400_000, 512, 512, 2),  # keys of the heads in work exceed L2
 ]
@@ -50,8 +51,9 @@ def twin(spec, shape, tile, cores=None):
     for start in range(0, shape.q_len, rows):
         last = min(start + rows, shape.q_len) - 1
         visible = shape.kv_len
-        if shape.causal_offset is not None:
-            visible = sum(1 for j in range(shape.kv_len) if j <= last + shape.causal_offset)
+        if shape.mode:  # 2: j <= i; 3: j <= i + kv_len - q_len
+            ahead = 0 if shape.mode == 2 else shape.kv_len - shape.q_len
+            visible = sum(1 for j in range(shape.kv_len) if j <= last + ahead)
         rounds = math.ceil(visible / cols)
         walked.append((min(rounds * cols, up(shape.kv_len, 16)), rounds))
     blocks = shape.batch * shape.heads * len(walked)
@@ -217,13 +219,14 @@ def test_waves_follow_the_cores():
 
 def test_causal_work_counts_live_tiles():
     full = AttentionShape(1, 16, 16, 8192, 8192, 128, 128, 2)
-    causal = AttentionShape(1, 16, 16, 8192, 8192, 128, 128, 2, causal_offset=0)
+    causal = AttentionShape(1, 16, 16, 8192, 8192, 128, 128, 2, SparseMode.LEFT_UP_CAUSAL)
     whole, half = (price(SPEC, shape, (128, 128)) for shape in (full, causal))
     live, total = sum(range(1, 65)), 64 * 64
     assert float(half.cube_busy_ns) / float(whole.cube_busy_ns) == pytest.approx(live / total, rel=0.01)
-    unbounded = AttentionShape(1, 16, 16, 8192, 8192, 128, 128, 2, causal_offset=8191)
-    chex.assert_trees_all_close(price(SPEC, unbounded, (128, 128)), whole)
-    one_head = AttentionShape(1, 1, 1, 2048, 2048, 128, 128, 2, causal_offset=0)  # 16 blocks, 24 cores
+    same_below = AttentionShape(1, 16, 16, 128, 8192, 128, 128, 2, SparseMode.RIGHT_DOWN_CAUSAL)
+    one_block = AttentionShape(1, 16, 16, 128, 8192, 128, 128, 2)  # its last row sees every column
+    chex.assert_trees_all_close(price(SPEC, same_below, (128, 128)), price(SPEC, one_block, (128, 128)))
+    one_head = AttentionShape(1, 1, 1, 2048, 2048, 128, 128, 2, SparseMode.LEFT_UP_CAUSAL)  # 16 blocks, 24 cores
     longest = AttentionShape(1, 1, 1, 2048, 2048, 128, 128, 2)
     assert float(price(SPEC, one_head, (128, 128)).duration_ns) >= 0.9 * float(
         price(SPEC, longest, (128, 128)).duration_ns

@@ -30,6 +30,7 @@ import numpy as np
 from ascend_jax.chip import cost
 from ascend_jax.chip.onchip import Buffer, OnChipPlan, place
 from ascend_jax.chip.spec import ChipSpec
+from ascend_jax.ops.attention.visibility import SparseMode, Visibility
 from ascend_jax.runtime.kernels import LIMITS
 
 TILES = tuple((rows, cols) for rows in (16, 32, 64, 128) for cols in (64, 128, 256, 512, 1024, 2048))
@@ -54,7 +55,7 @@ class AttentionShape:
     dim: int  # of queries and keys
     value_dim: int
     dtype_bytes: int
-    causal_offset: int | None = None  # row i sees columns j <= i + offset; None = all
+    mode: SparseMode = SparseMode.NO_MASK  # which columns a row sees
 
     def __post_init__(self) -> None:
         for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "dim", "value_dim"):
@@ -190,8 +191,7 @@ def _work(shape: AttentionShape, tile: tuple[int, int]) -> _Work:
     rows, cols = _clipped(shape, tile)
     q_blocks = -(-shape.q_len // rows)
     last_row = np.minimum(np.arange(1, q_blocks + 1) * rows, shape.q_len) - 1
-    offset = shape.kv_len if shape.causal_offset is None else shape.causal_offset
-    seen = np.clip(last_row + offset + 1, 0, shape.kv_len)  # [q_blocks] columns the last row of a block sees
+    _, seen = Visibility(shape.q_len, shape.kv_len, shape.mode).column_bounds(last_row)  # [q_blocks], past the last
     rounds = -(-seen // cols)
     columns = np.minimum(rounds * cols, _padded(shape.kv_len))
     blocks = shape.batch * shape.heads * q_blocks
