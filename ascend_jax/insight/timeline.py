@@ -152,9 +152,9 @@ class Timeline:
 
     @property
     def horizon_ns(self) -> int:
-        """Last time the log knows of: now, an issue, a start or an end; 0 for an empty one."""
-        times = (self.issue_ns, self.start_ns, self.end_ns)
-        return max(self.now_ns, *(int(each.max(initial=0)) for each in times))
+        """Last time the log knows of: an issue, a start, an end, or now if something is unfinished; 0 if empty."""
+        known = max(int(each.max(initial=0)) for each in (self.issue_ns, self.start_ns, self.end_ns))
+        return known if self.finished.all() else max(known, self.now_ns)
 
     @property
     def makespan_ns(self) -> int:

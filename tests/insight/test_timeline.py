@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import numpy as np
@@ -154,3 +155,11 @@ def test_columns_of_unequal_length_are_refused(build):
     log = build([{}, {}])
     with pytest.raises(ValueError, match="equally long"):
         Timeline(**{**vars(log), "site": ["a.py:1"]})
+
+
+def test_an_unfinished_command_reaches_to_now(build):
+    running = {"start_ns": 5, "end_ns": None}
+    log = dataclasses.replace(build([running]), now_ns=400)
+    assert (log.horizon_ns, log.until_ns().tolist()) == (400, [400])
+    done = dataclasses.replace(build([{"start_ns": 5, "end_ns": 9}]), now_ns=400)
+    assert done.horizon_ns == 9
