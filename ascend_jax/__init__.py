@@ -16,16 +16,7 @@ from ascend_jax import insight, ops
 from ascend_jax.chip.spec import ChipSpec, chip, chips, load_chip_file, peak_flops
 from ascend_jax.ops.tensor import Tensor, tensor
 from ascend_jax.runtime.codes import AscendError, Code, ParameterError
-from ascend_jax.runtime.copies import (
-    download,
-    host_read,
-    host_write,
-    memcpy,
-    memcpy_async,
-    memset,
-    memset_async,
-    upload,
-)
+from ascend_jax.runtime.copies import memcpy, memcpy_async, memset, memset_async
 from ascend_jax.runtime.device import device_info
 from ascend_jax.runtime.events import (
     create_event,
@@ -50,6 +41,7 @@ from ascend_jax.runtime.state import CardState, init
 from ascend_jax.runtime.status import Status, clear_error, first_failure, last_code, raise_if_error, status
 from ascend_jax.runtime.streams import create_stream, destroy_stream
 from ascend_jax.runtime.synchronize import synchronize_device, synchronize_event, synchronize_stream
+from ascend_jax.runtime.transfers import download, host_read, host_write, upload
 
 __version__ = "0.1.0"
 

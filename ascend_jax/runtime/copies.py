@@ -1,12 +1,7 @@
 """Copies and fills. The direction comes from the addresses: pinned host memory has negative pointers."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
-from jax.typing import ArrayLike
 
 from ascend_jax.runtime import bytes as hbm
 from ascend_jax.runtime import layout
@@ -22,13 +17,12 @@ from ascend_jax.runtime.commands import (
 )
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.host import spend
-from ascend_jax.runtime.kernels import Argument, from_bytes, require_plain, to_bytes
 from ascend_jax.runtime.layout import Field, Kind, Resource
 from ascend_jax.runtime.memory import Range, byte_range, is_live
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
-from ascend_jax.runtime.synchronize import look, make_room, settle
+from ascend_jax.runtime.synchronize import make_room, settle
 
 
 def check_range(card: CardState, place: Range) -> jax.Array:
@@ -41,7 +35,7 @@ def check_range(card: CardState, place: Range) -> jax.Array:
     )
 
 
-def _engine_of(card: CardState, to_host: jax.Array, from_host: jax.Array) -> tuple[dict, jax.Array]:
+def engine_of(card: CardState, to_host: jax.Array, from_host: jax.Array) -> tuple[dict, jax.Array]:
     """Return the copy engine a direction occupies and its rate in bytes/s."""
     is_h2d, is_d2h = from_host & ~to_host, to_host & ~from_host
     need = {Resource.H2D: is_h2d, Resource.D2H: is_d2h, Resource.D2D: ~to_host & ~from_host}
@@ -61,7 +55,7 @@ def _copy(card: CardState, dst: Range, src: Range, stream: Number, site: Number,
     for place in (dst, src):
         code = jnp.where(code == Code.SUCCESS, check_range(card, place), code)
     same = (dst.pointer == src.pointer) & (dst.offset == src.offset)
-    need, rate = _engine_of(card, to_host, from_host)
+    need, rate = engine_of(card, to_host, from_host)
     command = Command(
         Kind.COPY,
         host_stream(card) if is_blocking else stream,
@@ -70,9 +64,9 @@ def _copy(card: CardState, dst: Range, src: Range, stream: Number, site: Number,
         operands=operand_rows(dst, src),
         writes=1 << 0,
         reads=1 << 1,
-        fields={Field.SITE: site, Field.MOVED: _granules(dst)},
+        fields={Field.SITE: site, Field.MOVED: granules(dst)},
     )
-    return _submit(card, command, code, _is_empty(dst) | same, stream, is_blocking)[0]
+    return submit(card, command, code, is_empty(dst) | same, stream, is_blocking)[0]
 
 
 @stage(static=("is_blocking",))
@@ -81,7 +75,7 @@ def _set(card: CardState, dst: Range, value: Number, stream: Number, site: Numbe
     to_host = dst.pointer < layout.NULL
     code = _check_stream(card, stream, is_blocking)
     code = jnp.where(code == Code.SUCCESS, check_range(card, dst), code)
-    need, rate = _engine_of(card, to_host, to_host)
+    need, rate = engine_of(card, to_host, to_host)
     command = Command(
         Kind.MEMSET,
         host_stream(card) if is_blocking else stream,
@@ -89,9 +83,9 @@ def _set(card: CardState, dst: Range, value: Number, stream: Number, site: Numbe
         need=need,
         operands=operand_rows(dst),
         writes=1 << 0,
-        fields={Field.SITE: site, Field.MOVED: _granules(dst), Field.FILL: jnp.asarray(value) & 255},
+        fields={Field.SITE: site, Field.MOVED: granules(dst), Field.FILL: jnp.asarray(value) & 255},
     )
-    return _submit(card, command, code, _is_empty(dst), stream, is_blocking)[0]
+    return submit(card, command, code, is_empty(dst), stream, is_blocking)[0]
 
 
 def _check_stream(card: CardState, stream: Number, is_blocking: bool) -> jax.Array:
@@ -100,15 +94,17 @@ def _check_stream(card: CardState, stream: Number, is_blocking: bool) -> jax.Arr
     return first_code((is_wrong, Code.RT_STREAM_CONTEXT))
 
 
-def _granules(place: Range) -> jax.Array:
+def granules(place: Range) -> jax.Array:
+    """Return the length in granules, rounded up."""
     return place.whole + (place.rest > 0)
 
 
-def _is_empty(place: Range) -> jax.Array:
+def is_empty(place: Range) -> jax.Array:
+    """Return whether a range has no bytes."""
     return (place.whole == 0) & (place.rest == 0)
 
 
-def _submit(
+def submit(
     card: CardState, command: Command, code: jax.Array, is_idle: jax.Array, stream: Number, is_blocking: bool
 ) -> tuple[CardState, jax.Array]:
     """Charge the host, enqueue unless there is nothing to do, and answer."""
@@ -196,131 +192,3 @@ def memset_async(
     """Queue a fill in ``stream`` (``aclrtMemsetAsync``)."""
     card = make_room(card, site)
     return _set(card, byte_range(dst, dst_offset, nbytes), value, stream, site, is_blocking=False)
-
-
-@stage
-def _pageable(card: CardState, place: Range, to_device: bool | jax.Array, site: Number) -> tuple:
-    place, to_device = place.as_int32(), jnp.asarray(to_device)
-    on_host = place.pointer < layout.NULL
-    code = first_code((on_host, Code.RT_PARAM_INVALID))
-    code = jnp.where(code == Code.SUCCESS, check_range(card, place), code)
-    need, rate = _engine_of(card, on_host | ~to_device, on_host | to_device)
-    command = Command(
-        Kind.COPY,
-        host_stream(card),
-        duration=transfer_time(place, rate, card.chip["copy_latency_ns"]),
-        need=need,
-        operands=operand_rows(place),
-        writes=to_device,
-        reads=~to_device,
-        has_effect=False,
-        fields={Field.SITE: site, Field.MOVED: _granules(place)},
-    )
-    return _submit(card, command, code, _is_empty(place), layout.NONE, is_blocking=True)
-
-
-def _raw(array: ArrayLike) -> tuple[np.ndarray | jax.Array, int]:
-    """Return the array (NumPy as its bytes in C order, whatever the dtype) and its length in bytes."""
-    if isinstance(array, jax.Array):
-        require_plain(array.dtype)
-        return array, array.size * array.dtype.itemsize
-    array = np.asarray(array)
-    if array.dtype.hasobject:
-        raise ValueError(f"array has dtype {array.dtype}: objects have no bytes to copy; convert to numbers")
-    raw = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
-    return raw, raw.nbytes
-
-
-@stage
-def _store(card: CardState, place: Range, array: jax.Array, code: jax.Array) -> CardState:
-    raw, place = to_bytes(array), place.as_int32()
-    index = hbm.first_byte(card, place.pointer, place.offset)
-    index = jnp.where(code == Code.SUCCESS, index, 0)
-    old = lax.dynamic_slice(card.memory, (index,), raw.shape)
-    raw = jnp.where(code == Code.SUCCESS, raw, old)
-    return dataclasses.replace(card, memory=lax.dynamic_update_slice(card.memory, raw, (index,)))
-
-
-@stage(static=("argument",))
-def _load(card: CardState, place: Range, code: jax.Array, *, argument: Argument) -> tuple:
-    place = place.as_int32()
-    index = hbm.first_byte(card, place.pointer, place.offset)
-    raw = lax.dynamic_slice(card.memory, (jnp.where(code == Code.SUCCESS, index, 0),), (argument.nbytes,))
-    return card, from_bytes(jnp.where(code == Code.SUCCESS, raw, jnp.zeros_like(raw)), argument)
-
-
-def _argument(shape: tuple[int, ...], dtype: object) -> Argument:
-    kind = jnp.dtype(dtype)  # type: ignore[call-overload]
-    require_plain(kind)
-    return Argument(tuple(int(n) for n in shape), kind)
-
-
-def _has_bytes(card: CardState, nbytes: int) -> bool:
-    """Whether an array of this length can be there at all; the status says so if it cannot."""
-    return card.has_values and nbytes <= card.memory.shape[-1]
-
-
-@verb
-def upload(card: CardState, dst: Number, array: ArrayLike, *, offset: Number = 0, site: Site = None) -> CardState:
-    """Copy an array from ordinary (pageable) host memory to the device and block until it is there.
-
-    This is ``acl.util.numpy_to_ptr`` followed by ``aclrtMemcpy``. The array's bytes are taken in C order.
-
-    Status as :func:`memcpy`; 107000 if ``dst`` is a host pointer.
-    """
-    raw, nbytes = _raw(array)
-    place = byte_range(dst, offset, nbytes)
-    card, code = _pageable(make_room(card, site), place, True, site)
-    card = settle(card, host_stream(card), layout.NONE, True, site)
-    return _store(card, place, raw, code) if _has_bytes(card, nbytes) else card
-
-
-@verb
-def download(
-    card: CardState, src: Number, shape: tuple[int, ...], dtype: object, *, offset: Number = 0, site: Site = None
-) -> tuple[CardState, jax.Array]:
-    """Copy bytes from the device to ordinary host memory, block until they are there, and return them as an array.
-
-    The bytes are those at the end of the copy. Status as :func:`memcpy`; on failure, and on a card without values,
-    the array is zero.
-    """
-    argument = _argument(shape, dtype)
-    place = byte_range(src, offset, argument.nbytes)
-    card, code = _pageable(make_room(card, site), place, False, site)
-    card = settle(card, host_stream(card), layout.NONE, True, site)
-    if not _has_bytes(card, argument.nbytes):
-        return card, jnp.zeros(argument.shape, argument.dtype)
-    return _load(card, place, code, argument=argument)
-
-
-@stage
-def _check_host(card: CardState, place: Range, site: Number) -> tuple:
-    place = place.as_int32()
-    code = first_code((place.pointer > layout.NULL, Code.RT_PARAM_INVALID))
-    code = jnp.where(code == Code.SUCCESS, check_range(card, place), code)
-    return answer(card, code, site, layout.NONE)
-
-
-@verb
-def host_write(card: CardState, dst: Number, array: ArrayLike, *, offset: Number = 0, site: Site = None) -> CardState:
-    """Let the host program write ``array`` into its own pinned memory, now and at no cost."""
-    raw, nbytes = _raw(array)
-    place = byte_range(dst, offset, nbytes)
-    card, code = _check_host(look(card, site), place, site)
-    return _store(card, place, raw, code) if _has_bytes(card, nbytes) else card
-
-
-@verb
-def host_read(
-    card: CardState, src: Number, shape: tuple[int, ...], dtype: object, *, offset: Number = 0, site: Site = None
-) -> tuple[CardState, jax.Array]:
-    """Let the host program read its own pinned memory as it is now.
-
-    An asynchronous copy that has not ended by now has changed nothing yet.
-    """
-    argument = _argument(shape, dtype)
-    place = byte_range(src, offset, argument.nbytes)
-    card, code = _check_host(look(card, site), place, site)
-    if not _has_bytes(card, argument.nbytes):
-        return card, jnp.zeros(argument.shape, argument.dtype)
-    return _load(card, place, code, argument=argument)

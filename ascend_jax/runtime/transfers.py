@@ -1,0 +1,154 @@
+"""Between the host program's own arrays and the card: pageable copies, and access to pinned memory.
+
+An array is ordinary (pageable) host memory: copying it blocks the host. Pinned memory lies on the card's host side.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike
+
+from ascend_jax.runtime import bytes as hbm
+from ascend_jax.runtime import layout
+from ascend_jax.runtime.codes import Code
+from ascend_jax.runtime.commands import Command, answer, host_stream, operand_rows, transfer_time
+from ascend_jax.runtime.copies import check_range, engine_of, granules, is_empty, submit
+from ascend_jax.runtime.edge import Site, stage, verb
+from ascend_jax.runtime.kernels import Argument, from_bytes, require_plain, to_bytes
+from ascend_jax.runtime.layout import Field, Kind
+from ascend_jax.runtime.memory import Range, byte_range
+from ascend_jax.runtime.rows import Number
+from ascend_jax.runtime.state import CardState
+from ascend_jax.runtime.status import first_code
+from ascend_jax.runtime.synchronize import look, make_room, settle
+
+
+@stage
+def _pageable(card: CardState, place: Range, to_device: bool | jax.Array, site: Number) -> tuple:
+    place, to_device = place.as_int32(), jnp.asarray(to_device)
+    on_host = place.pointer < layout.NULL
+    code = first_code((on_host, Code.RT_PARAM_INVALID))
+    code = jnp.where(code == Code.SUCCESS, check_range(card, place), code)
+    need, rate = engine_of(card, on_host | ~to_device, on_host | to_device)
+    command = Command(
+        Kind.COPY,
+        host_stream(card),
+        duration=transfer_time(place, rate, card.chip["copy_latency_ns"]),
+        need=need,
+        operands=operand_rows(place),
+        writes=to_device,
+        reads=~to_device,
+        has_effect=False,
+        fields={Field.SITE: site, Field.MOVED: granules(place)},
+    )
+    return submit(card, command, code, is_empty(place), layout.NONE, is_blocking=True)
+
+
+def _raw(array: ArrayLike) -> tuple[np.ndarray | jax.Array, int]:
+    """Return the array (NumPy as its bytes in C order, whatever the dtype) and its length in bytes."""
+    if isinstance(array, jax.Array):
+        require_plain(array.dtype)
+        return array, array.size * array.dtype.itemsize
+    array = np.asarray(array)
+    if array.dtype.hasobject:
+        raise ValueError(f"array has dtype {array.dtype}: objects have no bytes to copy; convert to numbers")
+    raw = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+    return raw, raw.nbytes
+
+
+@stage
+def _store(card: CardState, place: Range, array: jax.Array, code: jax.Array) -> CardState:
+    raw, place = to_bytes(array), place.as_int32()
+    index = hbm.first_byte(card, place.pointer, place.offset)
+    index = jnp.where(code == Code.SUCCESS, index, 0)
+    old = lax.dynamic_slice(card.memory, (index,), raw.shape)
+    raw = jnp.where(code == Code.SUCCESS, raw, old)
+    return dataclasses.replace(card, memory=lax.dynamic_update_slice(card.memory, raw, (index,)))
+
+
+@stage(static=("argument",))
+def _load(card: CardState, place: Range, code: jax.Array, *, argument: Argument) -> tuple:
+    place = place.as_int32()
+    index = hbm.first_byte(card, place.pointer, place.offset)
+    raw = lax.dynamic_slice(card.memory, (jnp.where(code == Code.SUCCESS, index, 0),), (argument.nbytes,))
+    return card, from_bytes(jnp.where(code == Code.SUCCESS, raw, jnp.zeros_like(raw)), argument)
+
+
+def _argument(shape: tuple[int, ...], dtype: object) -> Argument:
+    kind = jnp.dtype(dtype)  # type: ignore[call-overload]
+    require_plain(kind)
+    return Argument(tuple(int(n) for n in shape), kind)
+
+
+def _has_bytes(card: CardState, nbytes: int) -> bool:
+    """Whether an array of this length can be there at all; the status says so if it cannot."""
+    return card.has_values and nbytes <= card.memory.shape[-1]
+
+
+@verb
+def upload(card: CardState, dst: Number, array: ArrayLike, *, offset: Number = 0, site: Site = None) -> CardState:
+    """Copy an array from ordinary (pageable) host memory to the device and block until it is there.
+
+    This is ``acl.util.numpy_to_ptr`` followed by ``aclrtMemcpy``. The array's bytes are taken in C order.
+
+    Status as :func:`memcpy`; 107000 if ``dst`` is a host pointer.
+    """
+    raw, nbytes = _raw(array)
+    place = byte_range(dst, offset, nbytes)
+    card, code = _pageable(make_room(card, site), place, True, site)
+    card = settle(card, host_stream(card), layout.NONE, True, site)
+    return _store(card, place, raw, code) if _has_bytes(card, nbytes) else card
+
+
+@verb
+def download(
+    card: CardState, src: Number, shape: tuple[int, ...], dtype: object, *, offset: Number = 0, site: Site = None
+) -> tuple[CardState, jax.Array]:
+    """Copy bytes from the device to ordinary host memory, block until they are there, and return them as an array.
+
+    The bytes are those at the end of the copy. Status as :func:`memcpy`; on failure, and on a card without values,
+    the array is zero.
+    """
+    argument = _argument(shape, dtype)
+    place = byte_range(src, offset, argument.nbytes)
+    card, code = _pageable(make_room(card, site), place, False, site)
+    card = settle(card, host_stream(card), layout.NONE, True, site)
+    if not _has_bytes(card, argument.nbytes):
+        return card, jnp.zeros(argument.shape, argument.dtype)
+    return _load(card, place, code, argument=argument)
+
+
+@stage
+def _check_host(card: CardState, place: Range, site: Number) -> tuple:
+    place = place.as_int32()
+    code = first_code((place.pointer > layout.NULL, Code.RT_PARAM_INVALID))
+    code = jnp.where(code == Code.SUCCESS, check_range(card, place), code)
+    return answer(card, code, site, layout.NONE)
+
+
+@verb
+def host_write(card: CardState, dst: Number, array: ArrayLike, *, offset: Number = 0, site: Site = None) -> CardState:
+    """Let the host program write ``array`` into its own pinned memory, now and at no cost."""
+    raw, nbytes = _raw(array)
+    place = byte_range(dst, offset, nbytes)
+    card, code = _check_host(look(card, site), place, site)
+    return _store(card, place, raw, code) if _has_bytes(card, nbytes) else card
+
+
+@verb
+def host_read(
+    card: CardState, src: Number, shape: tuple[int, ...], dtype: object, *, offset: Number = 0, site: Site = None
+) -> tuple[CardState, jax.Array]:
+    """Let the host program read its own pinned memory as it is now.
+
+    An asynchronous copy that has not ended by now has changed nothing yet.
+    """
+    argument = _argument(shape, dtype)
+    place = byte_range(src, offset, argument.nbytes)
+    card, code = _check_host(look(card, site), place, site)
+    if not _has_bytes(card, argument.nbytes):
+        return card, jnp.zeros(argument.shape, argument.dtype)
+    return _load(card, place, code, argument=argument)
