@@ -128,7 +128,7 @@ def _memory(result: JobResult) -> str:
         "Memory:",
         f"  HBM peak {size(aj.hbm_peak_bytes(result.run.card))} of {size(total)}: {size(asked)} asked for, "
         f"in whole pages; {size(free)} still free",
-        f"  HBM traffic of the kernels: {size(result.read_bytes)} of inputs read, "
+        f"  HBM traffic of the kernels, as modelled: {size(result.read_bytes)} of inputs read, "
         f"{size(result.written_bytes)} of results written",
         f"  {_where_scores_go(result)}",
         f"  on chip, per core, for a tile of {result.tile[0]} query rows x {result.tile[1]} key columns:",

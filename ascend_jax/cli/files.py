@@ -15,14 +15,20 @@ def check_writable(paths: Mapping[str, str]) -> None:
     """
     seen: dict[Path, str] = {}
     for flag, path in paths.items():
-        target = Path(path).resolve()
+        try:
+            target = Path(path).resolve()
+            if not path or len(target.name.encode()) > 255:
+                raise ValueError("the name is empty or too long")
+            is_there = target.exists()
+        except (OSError, RuntimeError, ValueError) as error:
+            raise UsageError(f"{flag} {path[:80]}: cannot be a file ({error}); choose another path") from None
         if target.is_dir():
             raise UsageError(f"{flag} {path}: is a folder; name a file in it")
-        if target.exists() and not target.is_file():
+        if is_there and not target.is_file():
             raise UsageError(f"{flag} {path}: is not a regular file; name a file")
         if not target.parent.is_dir():
             raise UsageError(f"{flag} {path}: folder {target.parent} does not exist; create it or choose another")
-        if not os.access(target.parent, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
+        if not os.access(target.parent, os.W_OK) or (is_there and not os.access(target, os.W_OK)):
             raise UsageError(f"{flag} {path}: no permission to write there; choose another path")
         if target in seen:
             raise UsageError(f"{seen[target]} and {flag} {path}: are one file; name two different files")

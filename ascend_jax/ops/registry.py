@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ascend_jax.ops.tensor import Tensor
 from ascend_jax.runtime import kernels, layout
@@ -16,7 +17,7 @@ from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.kernels import Argument, Cost, Executor, KernelSpec
 from ascend_jax.runtime.launch import load_kernel
-from ascend_jax.runtime.memory import byte_range
+from ascend_jax.runtime.memory import Range, byte_range
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import note
@@ -65,6 +66,8 @@ def add(operator: Operator) -> Operator:
     Raises:
       ValueError: Another operator has this name, or there are too many scalars.
     """
+    if isinstance(operator.scalars, str):
+        raise ValueError(f"operator {operator.name}: scalars = {operator.scalars!r}: must be a tuple of names")
     if len(operator.scalars) > layout.SCALARS:
         raise ValueError(f"operator {operator.name}: {len(operator.scalars)} scalars, at most {layout.SCALARS}")
     if _operators.setdefault(operator.name, operator) != operator:
@@ -102,11 +105,16 @@ def infer(operator: str, inputs: Sequence[Tensor | Argument], attributes: Attrib
     found = find(operator)
     arguments = tuple(each.argument if isinstance(each, Tensor) else each for each in inputs)
     static = {name: value for name, value in attributes.items() if name not in found.scalars}
+    for name, value in static.items():
+        if not isinstance(value, Hashable):
+            raise ParameterError(Code.PARAM_INVALID, name, type(value).__name__, "static attributes must be hashable")
     if found.infer is not None:
         return found.infer(arguments, **static)
     arrays = [jax.ShapeDtypeStruct(arg.shape, arg.dtype) for arg in arguments]
     varying = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in found.scalars}
     results = jax.eval_shape(functools.partial(found.value, **static), *arrays, **varying)
+    if not isinstance(results, tuple | list) or not results:
+        raise ValueError(f"operator {operator}: its value function must return a tuple of at least one array")
     return {f"output {i}": Argument(each.shape, each.dtype) for i, each in enumerate(results)}
 
 
@@ -152,11 +160,24 @@ def get_workspace_size(
     missing = [name for name in found.scalars if name not in attributes]
     if missing:
         raise ParameterError(Code.PARAM_INVALID, missing[0], "missing", f"{operator} needs this attribute")
-    scalars = tuple(attributes[name] for name in found.scalars)
+    scalars = tuple(_as_scalar(name, attributes[name]) for name in found.scalars)
     card, _ = load_kernel(card, spec)
-    places = tuple(byte_range(each.pointer, each.offset_bytes, each.nbytes) for each in (*inputs, *outputs))
+    places = tuple(_range_of(each) for each in (*inputs, *outputs))
     card, executor = _prepare(card, places, scalars, core_limit, site, spec=spec)
     return card, executor.workspace_bytes, executor
+
+
+def _range_of(tensor: Tensor) -> Range:
+    return byte_range(tensor.pointer, tensor.offset_bytes, tensor.nbytes)._replace(skip=tensor.skip)
+
+
+def _as_scalar(name: str, value: Any) -> Any:
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.number) and value.dtype.kind != "c":
+        return value
+    try:
+        return np.float32(float(value))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ParameterError(Code.PARAM_INVALID, name, value, "must be a real number") from error
 
 
 def _check_outputs(expected: dict[str, Argument], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:

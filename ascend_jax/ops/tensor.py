@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 
 import jax
 import numpy as np
@@ -18,13 +19,15 @@ class Tensor:
 
     Attributes:
       pointer: int32, device pointer in granules of 64 bytes.
-      offset_bytes: int32, bytes from there to the first element.
+      offset_bytes: int32, bytes from there to the first element ...
+      skip: int32, ... and granules, where that is too far for int32.
       shape: Static.
       dtype: Static NumPy dtype.
     """
 
     pointer: jax.Array
     offset_bytes: jax.Array
+    skip: jax.Array
     shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     dtype: np.dtype = dataclasses.field(metadata={"static": True})
 
@@ -63,5 +66,11 @@ def tensor(pointer: int | jax.Array, shape: tuple[int, ...], dtype: object, *, o
         raise ParameterError(
             Code.PARAM_INVALID, "dtype", dtype, f"must name a dtype of whole bytes ({error})"
         ) from error
-    start = byte_range(pointer, offset * kind.itemsize, 0)
-    return Tensor(start.pointer, start.offset, tuple(int(n) for n in shape), kind)
+    if not isinstance(offset, jax.Array):
+        try:
+            offset = operator.index(offset) * kind.itemsize
+        except TypeError as error:
+            raise ParameterError(Code.PARAM_INVALID, "offset", offset, "must be a whole number of elements") from error
+        start = byte_range(pointer, offset, 0)
+        return Tensor(pointer, start.offset, start.skip, tuple(int(n) for n in shape), kind)  # type: ignore[arg-type]
+    return Tensor(pointer, offset * kind.itemsize, 0, tuple(int(n) for n in shape), kind)  # type: ignore[arg-type]

@@ -189,21 +189,25 @@ def grant(tables: Tables, view: View, is_waiting: jax.Array) -> jax.Array:
 
 
 def move_time(tables: Tables, carry: Carry, view: View, live: jax.Array) -> tuple[jax.Array, Instant, jax.Array]:
-    """Return (ns to the next moment at which something changes, that moment, whether there is none and never will be).
+    """Return (ns that running commands get, the next moment at which something changes, whether none will ever come).
 
-    A step is never longer than LIMB; longer waits take several.
+    While something runs, a step is never longer than LIMB, so longer commands take several; idle time is one jump.
     """
     until_issue = clock.until(carry.now, view.issue)
     is_coming = view.is_present & ~view.is_running & (until_issue > 0)
     running_for = jnp.where(view.is_running, jnp.where(view.left.hi > 0, LIMB, view.left.lo), LIMB)
     next_change = jnp.minimum(running_for, jnp.where(is_coming, until_issue, LIMB)).min()
-    is_quiet = live & ~(view.is_running | is_coming).any()
-    delta = jnp.where(live & ~is_quiet, jnp.minimum(next_change, clock.until(carry.now, tables.limit)), 0)
-    # with nothing to come, a look at the present ends at its limit at once; a blocked host would wait for ever
-    jumps = is_quiet & ~tables.goal.is_blocking
+    is_idle = live & ~view.is_running.any()
+    delta = jnp.where(live & ~is_idle, jnp.minimum(next_change, clock.until(carry.now, tables.limit)), 0)
+    hi = jnp.where(is_coming, view.issue.hi, tables.limit.hi).min()
+    lo = jnp.where(is_coming & (view.issue.hi == hi), view.issue.lo, LIMB - 1).min()
+    next_issue = Instant(hi, jnp.where(hi == tables.limit.hi, jnp.minimum(lo, tables.limit.lo), lo))
+    # with nothing to come, a look at the present jumps to its limit; a blocked host would wait for ever
+    is_stuck = is_idle & ~is_coming.any() & tables.goal.is_blocking
+    jumps = is_idle & ~is_stuck
     moved = clock.add(carry.now, delta)
-    now = Instant(*(jnp.where(jumps, end, mid) for end, mid in zip(tables.limit, moved, strict=True)))
-    return delta, now, carry.is_stuck | (is_quiet & tables.goal.is_blocking)
+    now = Instant(*(jnp.where(jumps, end, mid) for end, mid in zip(next_issue, moved, strict=True)))
+    return delta, now, carry.is_stuck | is_stuck
 
 
 def write_back(carry: Carry, view: View, moves: Moves) -> Carry:

@@ -15,6 +15,8 @@ from ascend_jax.runtime.layout import Clock
 from ascend_jax.runtime.rows import with_entries
 from ascend_jax.runtime.state import CardState, require_single
 
+LONGEST_NS = 2**60
+
 
 def host_now(card: CardState) -> Instant:
     """Return where the host program stands."""
@@ -40,20 +42,20 @@ def _work(card: CardState, duration: tuple[Any, Any]) -> CardState:
 def host_work(card: CardState, duration_ns: int | float | jax.Array) -> CardState:
     """Return ``card`` after the host program has computed for ``duration_ns`` on its own.
 
-    A Python int of any size and an int32 are exact; a float is rounded up to whole ns.
+    Python ints and integer arrays are exact; a float is rounded up to whole ns.
 
     Raises:
       ValueError: The duration is negative or no number (in arrays, values below 0 and NaN count as 0).
     """
     if not isinstance(duration_ns, jax.Array):
-        whole = math.ceil(duration_ns) if math.isfinite(duration_ns) else -1
-        if whole < 0:
-            raise ValueError(f"duration_ns = {duration_ns}: the clock never runs backwards; give 0 or more")
+        if not 0 <= duration_ns <= LONGEST_NS:
+            raise ValueError(f"duration_ns = {str(duration_ns)[:24]}: must be from 0 to {LONGEST_NS} (36 years)")
+        whole = math.ceil(duration_ns)
         return _work(card, divmod(whole, layout.LIMB))
     if jnp.issubdtype(duration_ns.dtype, jnp.integer):
         least = jnp.maximum(duration_ns, 0)
         return _work(card, ((least >> 30).astype(jnp.int32), (least & (layout.LIMB - 1)).astype(jnp.int32)))
-    return _work(card, clock.from_ns(jnp.clip(jnp.nan_to_num(duration_ns), 0.0, 2.0**60)))
+    return _work(card, clock.from_ns(jnp.clip(jnp.nan_to_num(duration_ns), 0.0, float(LONGEST_NS))))
 
 
 def host_time_ns(card: CardState) -> int:

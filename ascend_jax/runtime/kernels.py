@@ -51,6 +51,10 @@ class KernelSpec:
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
     scalars: tuple[str, ...] = ()  # names of float attributes that vary from launch to launch
+    spelling: str = dataclasses.field(init=False, default="")  # tells 0.0, -0.0, 0 and False apart
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spelling", repr(self.attributes))
 
     @property
     def output_bytes(self) -> int:

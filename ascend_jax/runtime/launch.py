@@ -32,8 +32,8 @@ def _launch(
     card: CardState, executor: Executor, kernel: Number, workspace: Number, stream: Number, site: Number
 ) -> CardState:
     workspace = jnp.asarray(workspace, jnp.int32)
-    scratch = byte_range(workspace, jnp.int32(0), executor.workspace_bytes)
-    operands = put_row(executor.operands, layout.WORKSPACE, jnp.stack(scratch))
+    scratch = byte_range(workspace, 0, executor.workspace_bytes).as_int32()
+    operands = put_row(executor.operands, layout.WORKSPACE, jnp.stack(scratch[: len(Operand)]))
     uses_workspace = executor.workspace_bytes > 0
     code = status.first_code(
         (~is_stream(card, jnp.asarray(stream)), Code.RT_STREAM_CONTEXT),
@@ -72,11 +72,11 @@ def _check_operands(card: CardState, executor: Executor, operands: jax.Array) ->
     slot = jnp.arange(layout.OPERANDS)
     is_value = (((executor.reads | executor.writes) >> slot) & 1).astype(bool)
     is_workspace = (slot == layout.WORKSPACE) & (executor.workspace_bytes > 0)
-    places = Range(*(operands[:, column] for column in Operand))
+    places = Range(*(operands[:, column] for column in Operand)).as_int32()
     live = jax.vmap(lambda place: is_live(card, place))(places)
     on_device = operands[:, Operand.POINTER] > layout.NULL
     backed = hbm.is_backed(card, places) if card.has_values else jnp.ones_like(live)
-    used = is_value & ((operands[:, Operand.WHOLE] > 0) | (operands[:, Operand.REST] > 0))
+    used = is_value & ((operands[:, Operand.WHOLE] != 0) | (operands[:, Operand.REST] > 0))
     return status.first_code(
         ((used & (operands[:, Operand.POINTER] == layout.NULL)).any(), Code.PARAM_NULLPTR),
         (((used | is_workspace) & ~(live & on_device)).any(), Code.RT_PARAM_INVALID),

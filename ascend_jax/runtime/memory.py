@@ -84,6 +84,7 @@ class Range(NamedTuple):
     offset: Any  # bytes from there to the first byte
     whole: Any  # length: whole granules ...
     rest: Any  # ... and bytes beyond them, 0..63
+    skip: Any = 0  # granules from the pointer to where the offset counts from
 
     @property
     def end(self) -> tuple[Any, Any]:
@@ -92,22 +93,28 @@ class Range(NamedTuple):
         return (self.offset >> GRANULE_SHIFT) + self.whole + (low >> GRANULE_SHIFT), low & (GRANULE_BYTES - 1)
 
     def as_int32(self) -> "Range":
-        """Return the same range as int32 arrays, in its one normal form: an offset below one granule.
+        """Return the same range as int32 arrays, in its one normal form: no skip, an offset below one granule.
 
-        Null pointers and negative offsets stay as they are, to be refused.
+        Null pointers and negative offsets stay as they are, to be refused; an address past the last one gets a
+        negative length, for the same reason.
         """
-        pointer, offset, whole, rest = (jnp.asarray(number, jnp.int32) for number in self)
+        pointer, offset, whole, rest, skip = (jnp.asarray(number, jnp.int32) for number in self)
         is_odd = (pointer == layout.NULL) | (offset < 0)
         granules = jnp.where(is_odd, 0, offset >> GRANULE_SHIFT)
-        return Range(pointer + granules, offset - (granules << GRANULE_SHIFT), whole, rest)
+        first = pointer + granules
+        moved = first + jnp.where(is_odd, 0, skip)
+        is_past = (first < pointer) | (moved < first)
+        whole = jnp.where(is_past, layout.NONE, whole)
+        return Range(moved, offset - (granules << GRANULE_SHIFT), whole, rest, jnp.zeros_like(moved))
 
 
 def byte_range(pointer: Number, offset: Number, nbytes: Number) -> Range:
-    """Return a range; Python ints may have any size, a negative length stays recognisable (``whole`` < 0)."""
+    """Return a range; Python ints may have any size, what no card has becomes a length below 0, to be refused."""
     whole, rest = split_bytes(nbytes)
-    if isinstance(offset, int | np.integer) and offset >= 2**31:
-        pointer, offset = pointer + (int(offset) >> GRANULE_SHIFT), int(offset) & (GRANULE_BYTES - 1)
-    return Range(pointer, offset, whole, rest)
+    if not isinstance(offset, int | np.integer):
+        return Range(pointer, offset, whole, rest)
+    skip, offset = divmod(max(int(offset), -1), GRANULE_BYTES) if offset >= 2**31 else (0, max(int(offset), -1))
+    return Range(pointer, offset, whole, rest, skip) if skip < 2**31 else Range(pointer, 0, layout.NONE, 0)
 
 
 def holds(heap: Heap, place: Range) -> jax.Array:
@@ -151,6 +158,7 @@ def _allocate(
 
 @stage
 def _malloc(card: CardState, whole: jax.Array, rest: jax.Array, policy: jax.Array, site: jax.Array) -> tuple:
+    whole, rest = jnp.asarray(whole, jnp.int32), jnp.asarray(rest, jnp.int32)
     giant = (policy == MallocPolicy.HUGE1G_ONLY) | (policy == MallocPolicy.HUGE1G_ONLY_P2P)
     pad = jnp.where(giant, 0, card.chip["malloc_pad_bytes"].astype(jnp.int32))
     size = whole + (((rest + 31) & ~31) + pad + GRANULE_BYTES - 1 >> GRANULE_SHIFT)
@@ -174,6 +182,7 @@ def _malloc(card: CardState, whole: jax.Array, rest: jax.Array, policy: jax.Arra
 
 @stage
 def _malloc_host(card: CardState, whole: jax.Array, rest: jax.Array, site: jax.Array) -> tuple:
+    whole, rest = jnp.asarray(whole, jnp.int32), jnp.asarray(rest, jnp.int32)
     size = whole + (rest + GRANULE_BYTES - 1 >> GRANULE_SHIFT)
     heap, pointer, code = _allocate(card.host, whole, rest, size[None], jnp.ones(1, jnp.int32), site)
     card = spend(dataclasses.replace(card, host=heap), card.chip["host_malloc_ns"])
@@ -204,7 +213,7 @@ def _free_host(card: CardState, pointer: jax.Array, site: jax.Array) -> CardStat
 
 def split_bytes(nbytes: Number) -> tuple[Number, Number]:
     """Split a byte count into whole granules and the rest, so that 128 GiB fits int32."""
-    if isinstance(nbytes, float | bool):
+    if isinstance(nbytes, float | bool | np.bool_ | np.floating):
         raise TypeError(f"nbytes = {nbytes!r}: must be a whole number of bytes")
     if isinstance(nbytes, int | np.integer) and nbytes < 0:
         return layout.NONE, 0

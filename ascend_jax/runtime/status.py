@@ -9,6 +9,7 @@ import numpy as np
 from ascend_jax.runtime import callsite, layout
 from ascend_jax.runtime.codes import EXPLANATIONS, AscendError, Code
 from ascend_jax.runtime.layout import StatusWord
+from ascend_jax.runtime.rows import with_entries
 from ascend_jax.runtime.state import CardState, require_single
 
 
@@ -25,6 +26,12 @@ def note(card: CardState, code: jax.Array, site: int | jax.Array, stream: int | 
         card,
         status=jnp.concatenate([sticky, jnp.stack([code.astype(jnp.int32), word[StatusWord.CALLS] + 1])]),
     )
+
+
+def overrule(card: CardState, code: Code, site: jax.Array, stream: jax.Array) -> jax.Array:
+    """Return the status word after the call that was noted last turned out to fail with ``code``."""
+    undone = with_entries(card.status, {StatusWord.CALLS: card.status[StatusWord.CALLS] - 1})
+    return note(dataclasses.replace(card, status=undone), jnp.int32(code), site, stream).status
 
 
 def first_code(*checks: tuple[jax.Array, Code]) -> jax.Array:

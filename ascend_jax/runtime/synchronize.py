@@ -23,8 +23,8 @@ def _advance(
 ) -> CardState:
     goal = Goal(jnp.asarray(stream, jnp.int32), jnp.asarray(command, jnp.int32), jnp.asarray(is_blocking))
     card, is_stuck = engine.advance(card, goal)
-    noted = status.note(card, jnp.int32(Code.DEADLOCK), jnp.asarray(site, jnp.int32), goal.stream)
-    return dataclasses.replace(card, status=jnp.where(is_stuck, noted.status, card.status))
+    failed = status.overrule(card, Code.DEADLOCK, jnp.asarray(site, jnp.int32), goal.stream)
+    return dataclasses.replace(card, status=jnp.where(is_stuck, failed, card.status))
 
 
 def settle(card: CardState, stream: Number, command: Number, is_blocking: bool | jax.Array, site: Site) -> CardState:

@@ -9,7 +9,7 @@ import ascend_jax as aj
 from ascend_jax.runtime.kernels import Cost
 
 
-def plan(chip, inputs, outputs, core_limit):
+def plan(chip, inputs, outputs, core_limit, **attributes):
     zero, one = jnp.float32(0), jnp.int32(1)
     return aj.ops.Plan(Cost(jnp.float32(1000), one, one, one, zero, zero, zero, one * 0, one * 0), 0, True)
 
@@ -189,3 +189,42 @@ def test_cards_side_by_side_with_values(bench, carrier):
     else:
         results = (jax.pmap if carrier == "pmap" else jax.vmap)(program)(values)
     np.testing.assert_array_equal(results, np.repeat(3 * np.asarray(values), 4).reshape(count, 4))
+
+
+def test_signed_zeros_are_different_attributes(bench):
+    register("TestFill", lambda x, *, n: (jnp.full_like(x, n),))
+    card, x, y = bench
+    for n in (0.0, -0.0):
+        card, executor = prepare(card, "TestFill", x, y, n=n)
+        assert np.signbit(run(card, executor, y)).tolist() == [np.signbit(n)] * 4
+    assert len(card.kernels) == 2
+
+
+def test_scalars_of_every_size_and_kind(bench):
+    card, x, y = bench
+    for factor in (2**40, -(2**31) - 1, np.int8(3), True, jnp.int32(2)):
+        card, executor = prepare(card, "TestScale", x, y, factor=factor)
+        assert run(card, executor, y) == [float(np.float32(factor)) * value for value in (1, 2, 3, 4)]
+    for wrong in (1j, "two", None, [1, 2]):
+        with pytest.raises(aj.ParameterError, match="factor = "):
+            prepare(card, "TestScale", x, y, factor=wrong)
+
+
+def test_wrong_registrations_name_the_operator(bench):
+    with pytest.raises(ValueError, match="tuple of names"):
+        aj.ops.add(aj.ops.Operator("TestComma", lambda x, *, ab: (x,), plan, scalars="ab"))
+    register("TestBare", lambda x: x)
+    with pytest.raises(ValueError, match="TestBare: its value function must return a tuple"):
+        prepare(*bench[:1], "TestBare", *bench[1:])
+    with pytest.raises(aj.ParameterError, match="hashable"):
+        prepare(*bench[:1], "TestFill", *bench[1:], n=np.zeros(2))
+
+
+def test_offsets_of_tensors(bench):
+    _, x, _ = bench
+    for offset in (2**30, np.int32(2**30), np.int64(2**30)):
+        far = aj.tensor(x.pointer, (4,), "float32", offset=offset)
+        assert (int(far.skip) << 6) + int(far.offset_bytes) == 2**32
+    for wrong in (1.5, 1.0, "1"):
+        with pytest.raises(aj.ParameterError, match="whole number of elements"):
+            aj.tensor(x.pointer, (4,), "float32", offset=wrong)

@@ -84,3 +84,17 @@ def test_copies_on_a_catalogue_chip_last_latency_plus_bytes_over_rate(kits, dire
         card = aj.memcpy(card, dst, src, nbytes)
     log = aj.insight.timeline(card)
     assert (log.end_ns - log.start_ns).tolist() == [5000 + -(-nbytes * 10**9 // rate) for nbytes in sizes]
+
+
+def test_years_of_idle_time_are_one_jump(kits, programs):
+    card = aj.host_work(kits["ties"].card, 2**59)
+    card = aj.synchronize_device(programs.launch(kits["ties"], card, 1, 100))
+    log = aj.insight.timeline(card)
+    assert log.start_ns[-1] == log.issue_ns[-1] > 2**59
+    assert log.end_ns[-1] - log.start_ns[-1] == 100
+
+
+@pytest.mark.parametrize("duration_ns", [-1, -0.5, float("nan"), float("inf"), 2**60 + 1, 1e300])
+def test_durations_that_are_none(kits, duration_ns):
+    with pytest.raises(ValueError, match="must be from 0 to"):
+        aj.host_work(kits["ties"].card, duration_ns)

@@ -193,5 +193,6 @@ def test_work_that_can_never_start_is_a_deadlock(lab):
     stuck = aj.synchronize_device(card)
     assert aj.status(stuck).code == aj.Code.DEADLOCK
     assert aj.status(aj.synchronize_stream(card, 0)).code == 0
+    assert aj.status(stuck).call == aj.status(card).calls and aj.status(stuck).calls == aj.status(card).calls + 1
     log = aj.insight.timeline(stuck)
     assert log.end_ns.tolist() == [-1, log.issue_ns[1] + 100]

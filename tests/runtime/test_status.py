@@ -310,6 +310,36 @@ def test_byte_counts_beyond_int32_are_ranges_like_others(kit, nbytes):
         refuse(kit.card, call, aj.Code.RT_PARAM_INVALID)
 
 
+@pytest.mark.parametrize("offset", [128, 2**31 - 1, 2**37, 2**40, 2**70, -(2**31) - 1, -(2**70)])
+@pytest.mark.parametrize("kind", [int, np.int32, jnp.int32])
+def test_no_offset_leads_to_another_memory(kit, offset, kind):
+    def wild(pointer):
+        return lambda card: aj.memset(card, kind(pointer), 9, 64, dst_offset=offset)
+
+    refuse(kit.card, wild(FAR), aj.Code.RT_PARAM_INVALID)
+    if offset != 128:  # that is inside the block
+        refuse(kit.card, wild(kit.device), aj.Code.RT_PARAM_INVALID)
+
+
+def test_no_offset_from_device_memory_reaches_host_memory(kit):
+    offset = (2**32 - 2**31 + 1 - int(kit.device)) * 64  # where a sum of int32 would wrap to the first host granule
+    for pointer in (kit.device, jnp.int32(kit.device), np.int32(kit.device)):
+        call = lambda card, pointer=pointer: aj.memset(card, pointer, 9, 64, dst_offset=offset)  # noqa: E731
+        refuse(kit.card, call, aj.Code.RT_PARAM_INVALID)
+
+
+def test_the_kind_of_integer_does_not_matter(kit):
+    card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0, max_streams=1, max_events=1, max_commands=2)
+    taken = {
+        aj.mem_get_info(aj.malloc(card, kind(100))[0])
+        for kind in (int, np.int8, np.int64, np.uint8, jnp.int8, jnp.uint8, jnp.int16, jnp.int32, jnp.uint32)
+    }
+    assert len(taken) == 1
+    for wrong in (100.0, np.float32(100), True, np.True_):
+        with pytest.raises(TypeError, match="whole number"):
+            aj.malloc(card, wrong)
+
+
 def test_the_names_are_those_of_the_headers():
     names = {
         100000: "ACL_ERROR_INVALID_PARAM",
