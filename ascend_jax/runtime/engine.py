@@ -14,6 +14,7 @@ Later rules have their places: priorities order :func:`grant`; shared bandwidth 
 """
 
 import dataclasses
+import enum
 from typing import NamedTuple
 
 import jax
@@ -24,7 +25,7 @@ from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.commands import row_of
 from ascend_jax.runtime.layout import LIMB, Clock, Field, Phase, Resource, Stream, Time
 from ascend_jax.runtime.loop import settle_loop
-from ascend_jax.runtime.rows import with_entries
+from ascend_jax.runtime.rows import get_row, with_entries
 from ascend_jax.runtime.state import CardState
 
 ALL_STREAMS = -2
@@ -38,10 +39,23 @@ class Goal(NamedTuple):
     is_blocking: jax.Array  # bool
 
 
+class Work(enum.IntEnum):
+    """Columns of ``Tables.work``: what a step needs of a command; few, because a step gathers them for every stream."""
+
+    NEED = 0  # first of len(Resource) columns
+    DURATION_HI = len(Resource)
+    DURATION_LO = len(Resource) + 1
+    ISSUE_HI = len(Resource) + 2
+    ISSUE_LO = len(Resource) + 3
+    DEPENDS = len(Resource) + 4  # row of the command to wait for; the trash row, which is done, for none
+    NEXT = len(Resource) + 5
+
+
 class Tables(NamedTuple):
     """What the engine reads only."""
 
-    fields: jax.Array  # int32 [N + 1, FIELDS]
+    work: jax.Array  # int32 [N + 1, 11], columns of Work
+    goal_row: jax.Array  # int32, row of the command to wait for
     capacity: jax.Array  # int32 [R]
     goal: Goal
     limit: Instant  # time that must not be passed
@@ -60,7 +74,7 @@ class View(NamedTuple):
     """The streams and the command at the head of each, gathered once per step. All [S + 1]."""
 
     row: jax.Array  # int32
-    fields: jax.Array  # int32 [S + 1, FIELDS]
+    work: jax.Array  # int32 [S + 1, 11], columns of Work
     times: jax.Array  # int32 [S + 1, len(Time)]
     is_present: jax.Array  # bool
     is_running: jax.Array  # bool
@@ -70,12 +84,12 @@ class View(NamedTuple):
     @property
     def need(self) -> jax.Array:
         """Units of each resource, int32 [S + 1, R]."""
-        return self.fields[:, Field.NEED : Field.NEED + len(Resource)]
+        return self.work[:, Work.NEED : Work.NEED + len(Resource)]
 
     @property
     def issue(self) -> Instant:
         """When the host issued the command."""
-        return Instant(self.fields[:, Field.ISSUE_HI], self.fields[:, Field.ISSUE_LO])
+        return Instant(self.work[:, Work.ISSUE_HI], self.work[:, Work.ISSUE_LO])
 
 
 class Moves(NamedTuple):
@@ -105,7 +119,8 @@ def advance(card: CardState, goal: Goal) -> tuple[CardState, jax.Array]:
     host = Instant(card.clock[Clock.HOST_HI], card.clock[Clock.HOST_LO])
     device = Instant(card.clock[Clock.DEVICE_HI], card.clock[Clock.DEVICE_LO])
     limit = Instant(jnp.where(goal.is_blocking, layout.FOREVER_HI, host.hi), jnp.where(goal.is_blocking, 0, host.lo))
-    tables = Tables(card.table.fields, capacity(card), goal, limit)
+    fields = card.table.fields
+    tables = Tables(work_of(fields), row_to_await(fields, goal.command), capacity(card), goal, limit)
     with jax.named_scope("engine"):
         end = settle_loop(is_unfinished, step, tables, Carry(card.streams, card.table.times, device, jnp.bool_(False)))
     host = clock.later(host, jax.tree.map(lambda now, old: jnp.where(goal.is_blocking, now, old), end.now, host))
@@ -114,22 +129,30 @@ def advance(card: CardState, goal: Goal) -> tuple[CardState, jax.Array]:
     return dataclasses.replace(card, streams=end.streams, table=table, clock=words), end.is_stuck
 
 
+def work_of(fields: jax.Array) -> jax.Array:
+    """Return the columns that a step needs, int32 [N + 1, 11]."""
+    need = [fields[:, Field.NEED + resource] for resource in Resource]
+    others = (Field.DURATION_HI, Field.DURATION_LO, Field.ISSUE_HI, Field.ISSUE_LO)
+    depends = row_to_await(fields, fields[:, Field.DEPENDS])
+    return jnp.stack([*need, *(fields[:, column] for column in others), depends, fields[:, Field.NEXT]], axis=1)
+
+
+def row_to_await(fields: jax.Array, sequence: jax.Array) -> jax.Array:
+    """Return the rows of commands to wait for; the trash row, which is done, for NONE and for forgotten ones."""
+    rows = fields.shape[0] - 1
+    row = jnp.where(sequence < 0, rows, row_of(fields, sequence))
+    return jnp.where(fields[row, Field.SEQUENCE] == sequence, row, rows)
+
+
 def is_unfinished(tables: Tables, carry: Carry) -> jax.Array:
     """Return whether the engine must go on."""
     goal = tables.goal
     slots = jnp.arange(carry.streams.shape[0])
     concerned = (slots == goal.stream) | (goal.stream == ALL_STREAMS)
     streams_done = ~(concerned & (carry.streams[:, Stream.PENDING] > 0)).any()
-    reached = streams_done & is_done(tables.fields, carry.times, goal.command)
+    reached = streams_done & (get_row(carry.times, tables.goal_row)[Time.PHASE] == Phase.DONE)
     in_time = clock.is_before(carry.now, tables.limit)
     return in_time & ~carry.is_stuck & ~(goal.is_blocking & reached)
-
-
-def is_done(fields: jax.Array, times: jax.Array, sequence: jax.Array) -> jax.Array:
-    """Return whether the commands with these sequence numbers are done; NONE and forgotten ones are."""
-    rows = fields.shape[0] - 1
-    row = jnp.where(sequence < 0, rows, row_of(fields, sequence))
-    return (sequence < 0) | (fields[row, Field.SEQUENCE] != sequence) | (times[row, Time.PHASE] == Phase.DONE)
 
 
 def step(tables: Tables, carry: Carry) -> Carry:
@@ -137,9 +160,9 @@ def step(tables: Tables, carry: Carry) -> Carry:
     live = is_unfinished(tables, carry)
     view = look(tables, carry)
     is_issued = ~clock.is_before(carry.now, view.issue)
-    depends = is_done(tables.fields, carry.times, view.fields[:, Field.DEPENDS])
-    is_waiting = live & view.is_present & ~view.is_running & is_issued & depends
-    duration = Instant(view.fields[:, Field.DURATION_HI], view.fields[:, Field.DURATION_LO])
+    is_free = carry.times[view.work[:, Work.DEPENDS], Time.PHASE] == Phase.DONE
+    is_waiting = live & view.is_present & ~view.is_running & is_issued & is_free
+    duration = Instant(view.work[:, Work.DURATION_HI], view.work[:, Work.DURATION_LO])
     # records and waits of this instant come first: only when none is left is it known who is ready
     marks = is_waiting & (duration.hi == 0) & (duration.lo == 0)
     starts = jnp.where(marks.any(), marks, grant(tables, view, is_waiting))
@@ -156,13 +179,13 @@ def look(tables: Tables, carry: Carry) -> View:
     """Gather the head of every stream."""
     streams = carry.streams
     is_present = streams[:, Stream.PENDING] > 0
-    row = jnp.where(is_present, streams[:, Stream.HEAD], tables.fields.shape[0] - 1)
+    row = jnp.where(is_present, streams[:, Stream.HEAD], tables.work.shape[0] - 1)
     times = carry.times[row]
     is_ready = times[:, Time.PHASE] >= Phase.READY
     stamps = ((Time.READY_HI, carry.now.hi), (Time.READY_LO, carry.now.lo))
     return View(
         row=row,
-        fields=tables.fields[row],
+        work=tables.work[row],
         times=times,
         is_present=is_present,
         is_running=streams[:, Stream.RUNNING] == 1,
@@ -230,7 +253,7 @@ def write_back(carry: Carry, view: View, moves: Moves) -> Carry:
     streams = with_entries(
         carry.streams,
         {
-            Stream.HEAD: jnp.where(is_due, view.fields[:, Field.NEXT], carry.streams[:, Stream.HEAD]),
+            Stream.HEAD: jnp.where(is_due, view.work[:, Work.NEXT], carry.streams[:, Stream.HEAD]),
             Stream.RUNNING: view.is_running & ~is_due,
             Stream.LEFT_HI: left.hi,
             Stream.LEFT_LO: left.lo,
