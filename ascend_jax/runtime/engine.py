@@ -25,7 +25,7 @@ from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.commands import row_of
 from ascend_jax.runtime.layout import LIMB, Clock, Field, Phase, Resource, Stream, Time
 from ascend_jax.runtime.loop import settle_loop
-from ascend_jax.runtime.rows import get_row, with_entries
+from ascend_jax.runtime.rows import get_row, get_rows, put_rows, with_entries
 from ascend_jax.runtime.state import CardState
 
 ALL_STREAMS = -2
@@ -141,7 +141,7 @@ def row_to_await(fields: jax.Array, sequence: jax.Array) -> jax.Array:
     """Return the rows of commands to wait for; the trash row, which is done, for NONE and for forgotten ones."""
     rows = fields.shape[0] - 1
     row = jnp.where(sequence < 0, rows, row_of(fields, sequence))
-    return jnp.where(fields[row, Field.SEQUENCE] == sequence, row, rows)
+    return jnp.where(get_rows(fields[:, Field.SEQUENCE], row) == sequence, row, rows)
 
 
 def is_unfinished(tables: Tables, carry: Carry) -> jax.Array:
@@ -160,7 +160,7 @@ def step(tables: Tables, carry: Carry) -> Carry:
     live = is_unfinished(tables, carry)
     view = look(tables, carry)
     is_issued = ~clock.is_before(carry.now, view.issue)
-    is_free = carry.times[view.work[:, Work.DEPENDS], Time.PHASE] == Phase.DONE
+    is_free = get_rows(carry.times, view.work[:, Work.DEPENDS])[:, Time.PHASE] == Phase.DONE
     is_waiting = live & view.is_present & ~view.is_running & is_issued & is_free
     duration = Instant(view.work[:, Work.DURATION_HI], view.work[:, Work.DURATION_LO])
     # records and waits of this instant come first: only when none is left is it known who is ready
@@ -180,12 +180,12 @@ def look(tables: Tables, carry: Carry) -> View:
     streams = carry.streams
     is_present = streams[:, Stream.PENDING] > 0
     row = jnp.where(is_present, streams[:, Stream.HEAD], tables.work.shape[0] - 1)
-    times = carry.times[row]
+    times = get_rows(carry.times, row)
     is_ready = times[:, Time.PHASE] >= Phase.READY
     stamps = ((Time.READY_HI, carry.now.hi), (Time.READY_LO, carry.now.lo))
     return View(
         row=row,
-        work=tables.work[row],
+        work=get_rows(tables.work, row),
         times=times,
         is_present=is_present,
         is_running=streams[:, Stream.RUNNING] == 1,
@@ -261,4 +261,4 @@ def write_back(carry: Carry, view: View, moves: Moves) -> Carry:
         },
     )
     rows = with_entries(times, entries)
-    return Carry(streams, carry.times.at[view.row].set(rows), now, moves.is_stuck)
+    return Carry(streams, put_rows(carry.times, view.row, rows), now, moves.is_stuck)
