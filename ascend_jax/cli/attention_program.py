@@ -29,7 +29,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What is to be run. ``launches`` > 1 means one launch per (batch, head) and one stream per head."""
+    """What is to be run; ``per_head`` means one launch per (batch, head) and one stream per head."""
 
     spec: aj.ChipSpec
     shapes: AttentionShapes
@@ -96,7 +96,6 @@ class Run:
     executor: Executor  # of the first launch; all are alike
     outputs: tuple[np.ndarray, np.ndarray, np.ndarray]
     workspace_bytes: int  # of all streams together
-    core_limit: int  # cube cores that one launch may use
 
 
 class _Program:
@@ -142,10 +141,8 @@ def simulate(job: Job, arrays: Sequence[np.ndarray]) -> Run:
 
     workspaces = [_new_workspace(program, first) for _ in streams]
     total = int(first.workspace_bytes) * job.streams
-    use = (
-        f"{size(total)} of HBM, for scores between cube and vector cores" if total else "none: a core keeps its scores"
-    )
-    program.step("workspace allocation", use)
+    needed = f"{size(total)} of HBM, for scores between cube and vector cores"
+    program.step("workspace allocation", needed if total else "none: a core keeps its scores")
     for index, executor in enumerate(executors):
         lane = index % job.streams
         program.card = aj.launch(program.card, executor, workspaces[lane], streams[lane])
@@ -158,7 +155,7 @@ def simulate(job: Job, arrays: Sequence[np.ndarray]) -> Run:
         program.card, result = aj.download(program.card, tensor.pointer, tensor.shape, tensor.dtype)
         results.append(np.asarray(result))
     program.step("output", f"3 arrays, {size(sum(each.nbytes for each in results))}, HBM to host over PCIe")
-    return Run(program.card, tuple(program.steps), first, tuple(results), total, core_limit)  # type: ignore[arg-type]
+    return Run(program.card, tuple(program.steps), first, tuple(results), total)  # type: ignore[arg-type]
 
 
 def _new_card(job: Job) -> aj.CardState:

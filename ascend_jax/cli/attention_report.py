@@ -165,7 +165,7 @@ def _figures(result: JobResult) -> str:
         [
             "Result:",
             f"  attention {result.kernel_ns / 1e3:.1f} us, {result.tflops:.1f} TFLOPS of {result.peak_tflops:.1f} peak "
-            f"({share:.0%}), bound by {'the fixed start-up' if result.limit == 'fixed' else result.limit}",
+            f"({share:.1%}), bound by {'the fixed start-up' if result.limit == 'fixed' else result.limit}",
             f"  whole program {result.makespan_ns / 1e3:.1f} us from first call to results on the host",
             f"  times are {result.trust}",
             f"  max |error| against float64 {result.max_abs_error:.2e}, {result.relative_error:.1e} of the greatest; "

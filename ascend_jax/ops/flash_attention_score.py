@@ -107,11 +107,13 @@ def plan(
 ) -> Plan:
     """Choose the fastest tile that fits the chip and predict the launch.
 
-    HBM traffic: what the tile model reads of q, k, v and writes of the output, the statistics, and the mask once.
+    HBM traffic: what the tile model reads of q, k, v and writes of the output, the statistics, and of the mask the
+    part that the window over it can reach.
     """
     query, key, value = inputs[:3]
     shape = attention_shape(query, key, value, sparse_mode)
     best = choose_tile(chip, shape, core_limit)
+    mask_bytes = min(MASK_SIZE, shape.q_len) * min(MASK_SIZE, shape.kv_len) * (len(inputs) > 3)
     cost = Cost(
         duration_ns=best.duration_ns,
         cube_cores=best.cores_used,
@@ -119,7 +121,7 @@ def plan(
         blocks=best.blocks,
         cube_busy_ns=best.cube_busy_ns,
         vector_busy_ns=best.vector_busy_ns,
-        hbm_bytes=best.hbm_bytes + float(sum(each.nbytes for each in (*inputs[3:], *outputs[1:]))),
+        hbm_bytes=best.hbm_bytes + float(mask_bytes + sum(each.nbytes for each in outputs[1:])),
         limit=best.limit,
         tile=best.tile,
     )
