@@ -45,15 +45,17 @@ def stage(function: F | None = None, *, static: tuple[str, ...] = ()) -> Any:
     @functools.wraps(function)
     def call(card: Any, *args: Any, **options: Any) -> Any:
         if isinstance(card, tuple):
-            raise TypeError(
-                f"card = {type(card).__name__} of {len(card)}: this call returned two things; write card, out = ..."
-            )
+            raise TypeError("card is a tuple: the call before returned a card and a value; write card, value = ...")
         kernels = card.kernels
         if kernels:
             card = dataclasses.replace(card, kernels=())
         args = jax.tree.map(_as_int32, args)
         options = {name: value if name in static else _as_int32(value) for name, value in options.items()}
-        result = (donating if card.donate else keeping)(card, *args, **options)
+        try:
+            result = (donating if card.donate else keeping)(card, *args, **options)
+        except (RuntimeError, ValueError):
+            _explain_if_consumed(card)
+            raise
         if not kernels:
             return result
         if isinstance(result, tuple):
@@ -61,6 +63,19 @@ def stage(function: F | None = None, *, static: tuple[str, ...] = ()) -> Any:
         return dataclasses.replace(result, kernels=kernels)
 
     return call
+
+
+def _explain_if_consumed(card: Any) -> None:
+    """Say what is wrong if a card is used whose buffers an earlier call was given."""
+    try:
+        is_consumed = any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(card))
+    except jax.errors.ConcretizationTypeError:
+        return  # traced: nothing is ever consumed
+    if is_consumed:
+        raise ValueError(
+            "this card was made with donate=True and a later call has consumed it: go on with the card which that call "
+            "returned, or make it with donate=False"
+        ) from None
 
 
 def concrete(value: jax.Array) -> np.ndarray | None:

@@ -228,3 +228,19 @@ def test_offsets_of_tensors(bench):
     for wrong in (1.5, 1.0, "1"):
         with pytest.raises(aj.ParameterError, match="whole number of elements"):
             aj.tensor(x.pointer, (4,), "float32", offset=wrong)
+
+
+def test_an_error_in_a_value_function_comes_through_under_jit(bench):
+    def broken(x):
+        raise ValueError("broken on purpose")
+
+    register("TestBroken", broken, infer=lambda inputs: {"y": inputs[0]})
+    card, x, y = bench
+    card, executor = prepare(card, "TestBroken", x, y)
+
+    def program(card):
+        return aj.synchronize_stream(aj.launch(card, executor, 0, 0), 0)
+
+    for run_program in (program, jax.jit(program)):
+        with pytest.raises(ValueError, match="broken on purpose"):
+            run_program(card)
