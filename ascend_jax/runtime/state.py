@@ -18,7 +18,7 @@ CHUNK_BYTES = 1 << 16  # data moves in chunks of this size; the byte arrays carr
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CommandTable:
-    """The commands of a card, newest first to be reused: row ``sequence % N``; row N is the trash row."""
+    """The latest N commands of a card: number ``sequence`` is in row ``sequence % N``; row N is the trash row."""
 
     fields: jax.Array  # int32 [N + 1, FIELDS], written at enqueue
     operands: jax.Array  # int32 [N + 1, P, len(Operand)], byte ranges
