@@ -10,10 +10,24 @@ from ascend_jax.runtime import clock, layout, status
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.host import host_now
-from ascend_jax.runtime.layout import Clock, Effect, Field, Kind, Operand, Phase, Resource, Stream, Time
+from ascend_jax.runtime.layout import (
+    Clock,
+    Device,
+    Effect,
+    Fault,
+    Field,
+    Kind,
+    Operand,
+    Phase,
+    Resource,
+    Stream,
+    Time,
+)
 from ascend_jax.runtime.memory import Range
 from ascend_jax.runtime.rows import Number, get_row, put_if, put_row, with_entries
 from ascend_jax.runtime.state import CardState, CommandTable
+
+WAITS = (Kind.EVENT_WAIT, Kind.NOTIFY_WAIT, Kind.VALUE_WAIT)
 
 
 def host_stream(card: CardState) -> int:
@@ -21,22 +35,16 @@ def host_stream(card: CardState) -> int:
     return int(card.streams.shape[-2]) - 1
 
 
-def is_stream(card: CardState, stream: Number) -> jax.Array:
-    """Return whether ``stream`` is a live stream handle."""
-    slots = host_stream(card)
-    stream = jnp.asarray(stream, jnp.int32)
-    entry = get_row(card.streams, jnp.clip(stream, 0, slots))
-    return (stream >= 0) & (stream < slots) & (entry[Stream.ALIVE] == 1)
-
-
 @dataclasses.dataclass(frozen=True)
 class Command:
     """What is to be enqueued; numbers may be Python ints or int32 scalars."""
 
     kind: Kind
-    stream: Number
-    duration: Instant | None = None  # None: takes no time
-    need: dict[Resource, Number] = dataclasses.field(default_factory=dict)
+    stream: Number  # slot
+    block: Instant | None = None  # time of one block; None: a mark, takes no time
+    head_ns: Number = 0
+    blocks: Number = 1
+    need: dict[Resource, Number] = dataclasses.field(default_factory=dict)  # units per block
     operands: jax.Array | None = None  # int32 [P, len(Operand)]
     reads: Number = 0
     writes: Number = 0
@@ -56,79 +64,122 @@ def operand_rows(*ranges: Range) -> jax.Array:
     return jnp.stack(numbers).reshape(layout.OPERANDS, len(Operand))
 
 
+def is_pending(phase: jax.Array) -> jax.Array:
+    """Return whether the row of a command may not be overwritten: unfinished or captured."""
+    return (phase >= Phase.QUEUED) & (phase < Phase.DONE) | (phase == Phase.CAPTURED)
+
+
+def refusal(card: CardState, slot: jax.Array) -> jax.Array:
+    """Return 0, or why a stream takes no more commands: the device is lost, or the stream stops on failure and has."""
+    entry = get_row(card.streams, slot)
+    stopped = jnp.where(entry[Stream.STOPS] == 1, entry[Stream.ERROR], Code.SUCCESS)
+    lost = card.device[Device.ERROR]
+    return jnp.where(lost != Code.SUCCESS, lost, stopped)
+
+
 def enqueue(card: CardState, command: Command, code: jax.Array) -> tuple[CardState, jax.Array]:
     """Append ``command`` if ``code`` is 0; return the card and the code of the call.
 
-    Status 900001 if the row that the command would take belongs to one that is not finished.
+    On a stream that is being captured the row is kept for the ``Program`` and does not run.
+
+    Status 900001 if the row that the command would take belongs to one that is not finished; the stream's or device's
+    error if that takes no more commands.
     """
     rows = card.table.rows
     sequence = card.clock[Clock.ENQUEUED]
     row = row_of(card.table.fields, sequence)
-    phase = get_row(card.table.times, row)[Time.PHASE]
-    is_taken = (phase >= Phase.QUEUED) & (phase < Phase.DONE)
+    slot = jnp.clip(jnp.asarray(command.stream, jnp.int32), 0, host_stream(card))
+    code = jnp.where(code == Code.SUCCESS, refusal(card, slot), code)
+    is_taken = is_pending(get_row(card.table.times, row)[Time.PHASE])
     code = jnp.where((code == Code.SUCCESS) & is_taken, jnp.int32(Code.TABLE_FULL), code)
     ok = code == Code.SUCCESS
-    stream = jnp.clip(jnp.asarray(command.stream, jnp.int32), 0, host_stream(card))
 
-    entry = get_row(card.streams, stream)
+    entry = get_row(card.streams, slot)
+    is_captured = entry[Stream.CAPTURE] != layout.Capture.NONE
+    is_queued = ok & ~is_captured
     is_empty = entry[Stream.PENDING] == 0
     linked = {
         Stream.HEAD: jnp.where(is_empty, row, entry[Stream.HEAD]),
         Stream.LAST: row,
         Stream.PENDING: entry[Stream.PENDING] + 1,
     }
-    streams = put_if(ok, card.streams, stream, with_entries(entry, linked))
-    previous = jnp.where(ok & ~is_empty, entry[Stream.LAST], rows)
+    streams = put_if(is_queued, card.streams, slot, with_entries(entry, linked))
+    previous = jnp.where(is_queued & ~is_empty, entry[Stream.LAST], rows)
     fields = card.table.fields
     behind = with_entries(get_row(fields, previous), {Field.NEXT: jnp.where(previous == rows, rows, row)})
     table = dataclasses.replace(card.table, fields=put_row(fields, previous, behind))
-    table = _write_row(card, table, command, row, ok)
+    table = _write_row(card, table, command, row, ok, is_captured)
     words = with_entries(card.clock, {Clock.ENQUEUED: sequence + ok.astype(jnp.int32)})
     return dataclasses.replace(card, table=table, streams=streams, clock=words), code
 
 
-def _write_row(card: CardState, table: CommandTable, command: Command, row: jax.Array, ok: jax.Array) -> CommandTable:
-    issue = host_now(card)
-    duration = Instant(jnp.int32(0), jnp.int32(0)) if command.duration is None else command.duration
+def _write_row(
+    card: CardState, table: CommandTable, command: Command, row: jax.Array, ok: jax.Array, is_captured: jax.Array
+) -> CommandTable:
+    issue, device = host_now(card), card.device
+    slot = jnp.clip(jnp.asarray(command.stream, jnp.int32), 0, host_stream(card))
+    block = Instant(jnp.int32(0), jnp.int32(0)) if command.block is None else command.block
+    sequence = card.clock[Clock.ENQUEUED]
+    fault = _planned_fault(card, sequence)
     columns: dict[Any, Number] = {
         Field.KIND: command.kind,
-        Field.STREAM: command.stream,
-        Field.SEQUENCE: card.clock[Clock.ENQUEUED],
+        Field.STREAM: slot,
+        Field.SEQUENCE: sequence,
         Field.NEXT: card.table.rows,
         Field.DEPENDS: layout.NONE,
-        Field.EVENT: layout.NONE,
-        Field.DURATION_HI: duration.hi,
-        Field.DURATION_LO: duration.lo,
+        Field.OBJECT: layout.NONE,
+        Field.BLOCKS: command.blocks,
+        Field.PRIORITY: get_row(card.streams, slot)[Stream.PRIORITY],
+        Field.HEAD_NS: command.head_ns,
+        Field.BLOCK_HI: jnp.minimum(block.hi, layout.LONGEST_BLOCK_HI),
+        Field.BLOCK_LO: block.lo,
+        Field.FAULT: fault[Fault.CODE],
+        Field.REACH: fault[Fault.REACH],
         Field.ISSUE_HI: issue.hi,
         Field.ISSUE_LO: issue.lo,
+        Field.THREAD: device[Device.THREAD],
         Field.KERNEL: layout.NONE,
         Field.READS: command.reads,
         Field.WRITES: command.writes,
+        **_default_timeout(card, command.kind),
         **{Field.NEED + resource: units for resource, units in command.need.items()},
         **command.fields,
     }
     fields = jnp.stack([jnp.asarray(columns.get(i, 0), jnp.int32) for i in range(layout.FIELDS)])
     operands = operand_rows() if command.operands is None else command.operands
-    waits = card.has_values and command.has_effect and command.kind in (Kind.KERNEL, Kind.COPY, Kind.MEMSET)
-    effect = Effect.NONE if waits else Effect.PUBLISHED
-    times = with_entries(jnp.zeros(len(Time), jnp.int32), {Time.PHASE: Phase.QUEUED, Time.EFFECT: effect})
+    has_bytes = command.kind in (*layout.TASKS, Kind.VALUE_WRITE)
+    waits = card.has_values and command.has_effect and has_bytes
+    effect = jnp.where(is_captured | (not waits), Effect.PUBLISHED, Effect.NONE)
+    phase = jnp.where(is_captured, Phase.CAPTURED, Phase.QUEUED)
+    times = with_entries(jnp.zeros(len(Time), jnp.int32), {Time.PHASE: phase})
     return CommandTable(
         put_if(ok, table.fields, row, fields),
         put_if(ok, table.operands, row, operands),
         put_if(ok, table.times, row, times),
+        put_if(ok, table.effects, row, effect.astype(jnp.int32)),
     )
+
+
+def _default_timeout(card: CardState, kind: Kind) -> dict[Any, Number]:
+    if kind == Kind.KERNEL:
+        hi, lo = Device.OP_TIMEOUT_HI, Device.OP_TIMEOUT_LO
+    elif kind in WAITS:
+        hi, lo = Device.WAIT_TIMEOUT_HI, Device.WAIT_TIMEOUT_LO
+    else:
+        return {}
+    return {Field.TIMEOUT_HI: card.device[hi], Field.TIMEOUT_LO: card.device[lo]}
+
+
+def _planned_fault(card: CardState, sequence: jax.Array) -> jax.Array:
+    """Return the entry of ``card.faults`` for a command, zeros if none is planned."""
+    is_it = card.faults[:, Fault.SEQUENCE] == sequence
+    return (card.faults * is_it[:, None]).sum(0)
 
 
 def at_least_1ns(duration: Instant) -> Instant:
     """Return ``duration``, but 1 ns if it is 0: a command that moves bytes ends after it starts."""
     is_zero = (duration.hi == 0) & (duration.lo == 0)
     return Instant(duration.hi, duration.lo + is_zero.astype(jnp.int32))
-
-
-def transfer_time(place: Range, bytes_per_s: jax.Array, latency_ns: jax.Array) -> Instant:
-    """Return latency + bytes / rate in float32, rounded up to ns once."""
-    nbytes = place.whole * jnp.float32(layout.GRANULE_BYTES) + place.rest
-    return at_least_1ns(clock.from_ns(latency_ns + nbytes * (1e9 / bytes_per_s)))
 
 
 def answer(card: CardState, code: jax.Array, site: Number, stream: Number) -> tuple[CardState, jax.Array]:

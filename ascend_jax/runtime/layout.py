@@ -7,6 +7,12 @@ letter what it counts
 ====== ==========================================================
 ``S``  stream slots of a card; slot ``S`` itself is the host's own
 ``E``  event slots
+``T``  notify slots
+``V``  addresses that value waits look at
+``X``  context slots
+``H``  host threads
+``F``  planned faults
+``C``  cells: E + T + V + (S + 1) + H int64 variables, of events, notifies, values, streams' and threads' callbacks
 ``N``  rows of the command table; row ``N`` is the trash row
 ``P``  operands of a command (:data:`OPERANDS`)
 ``R``  resources a command can occupy (:class:`Resource`)
@@ -36,7 +42,7 @@ FOREVER_HI = 2**31 - 2  # high limb of "never"
 
 
 class Kind(enum.IntEnum):
-    """What a command does."""
+    """What a command does. Tasks take time and hold units of the chip; marks take none."""
 
     NOTHING = 0
     KERNEL = 1
@@ -44,6 +50,16 @@ class Kind(enum.IntEnum):
     MEMSET = 3
     EVENT_RECORD = 4
     EVENT_WAIT = 5
+    EVENT_RESET = 6
+    NOTIFY_RECORD = 7
+    NOTIFY_WAIT = 8
+    VALUE_WRITE = 9
+    VALUE_WAIT = 10
+    CALLBACK = 11  # hands a callback to the thread that serves the stream
+    CALLBACK_WAIT = 12  # holds the stream until that callback has run
+
+
+TASKS = (Kind.KERNEL, Kind.COPY, Kind.MEMSET)
 
 
 class Resource(enum.IntEnum):
@@ -57,13 +73,43 @@ class Resource(enum.IntEnum):
 
 
 class Phase(enum.IntEnum):
-    """How far a command has come."""
+    """How far a command has come; from DONE on it is finished."""
 
     EMPTY = 0
     QUEUED = 1
     READY = 2
     RUNNING = 3
     DONE = 4
+    FAULTED = 5  # ended with its injected fault
+    EXPIRED = 6  # ended by its timeout
+    DROPPED = 7  # will never run: stream aborted, stopped or device lost
+    CAPTURED = 8  # recorded for a Program, not queued
+
+
+class Condition(enum.IntEnum):
+    """What a mark demands of its cell, an int64 variable of the card (``aclrtValueWait`` flags are these less one)."""
+
+    NONE = 0
+    GE = 1  # cell - value >= 0, as signed 64-bit numbers
+    EQ = 2
+    AND = 3  # cell & value is not 0
+    NOR = 4  # ~(cell | value) is not 0
+
+
+class Change(enum.IntEnum):
+    """What a mark does to its cell when it happens."""
+
+    NONE = 0
+    SET = 1  # to the command's value
+    ADD = 2  # the command's value
+    CLEAR = 3  # to 0
+
+
+class Reach(enum.IntEnum):
+    """What a failing command takes with it."""
+
+    STREAM = 1
+    DEVICE = 2
 
 
 class Effect(enum.IntEnum):
@@ -82,27 +128,45 @@ class Field(enum.IntEnum):
     SEQUENCE = 2  # running number of the command on its card
     NEXT = 3  # row of the next command in the same stream
     DEPENDS = 4  # sequence number of the command to wait for
-    EVENT = 5  # event slot recorded or waited for
-    NEED = 6  # first of len(Resource) columns: units of each resource
+    OBJECT = 5  # event, notify, value slot or callback concerned
+    CELL = 6  # cell that a mark looks at or changes
+    CONDITION = 7
+    CHANGE = 8
+    VALUE_HI = 9  # the mark's value, as two 32-bit words
+    VALUE_LO = 10
+    NEED = 11  # first of len(Resource) columns: units of each resource per block
     BLOCKS = NEED + len(Resource)
-    DURATION_HI = BLOCKS + 1
-    DURATION_LO = BLOCKS + 2
-    ISSUE_HI = BLOCKS + 3
-    ISSUE_LO = BLOCKS + 4
-    KERNEL = BLOCKS + 5  # index into the card's loaded kernels
-    FILL = BLOCKS + 6  # byte value of a memset
-    READS = BLOCKS + 7  # bit p: operand p is read
-    WRITES = BLOCKS + 8  # bit p: operand p is written
-    CUBE_NS = BLOCKS + 9  # busy time of one cube core
-    VECTOR_NS = BLOCKS + 10  # busy time of one vector core
-    MOVED = BLOCKS + 11  # granules moved to and from HBM
-    LIMIT = BLOCKS + 12  # which unit bounds the time
-    SITE = BLOCKS + 13  # call site
-    SCALARS = BLOCKS + 14  # first of SCALARS columns: bits of a kernel's float32 arguments
+    MODE = BLOCKS + 1  # 1: all blocks start at once
+    PRIORITY = BLOCKS + 2
+    HEAD_NS = BLOCKS + 3  # launch head, before the first blocks compute
+    BLOCK_HI = BLOCKS + 4  # time of one block at full speed
+    BLOCK_LO = BLOCKS + 5
+    HBM_SHARE = BLOCKS + 6  # of the HBM rate that one block draws at full speed, in 1/SHARES
+    L2_SHARE = BLOCKS + 7
+    TIMEOUT_HI = BLOCKS + 8  # 0: none
+    TIMEOUT_LO = BLOCKS + 9
+    FAULT = BLOCKS + 10  # code with which it fails at its end, or 0
+    REACH = BLOCKS + 11  # of that fault
+    ISSUE_HI = BLOCKS + 12
+    ISSUE_LO = BLOCKS + 13
+    THREAD = BLOCKS + 14  # host thread that issued it
+    KERNEL = BLOCKS + 15  # index into the card's loaded kernels
+    FILL = BLOCKS + 16  # byte value of a memset
+    READS = BLOCKS + 17  # bit p: operand p is read
+    WRITES = BLOCKS + 18  # bit p: operand p is written
+    CUBE_NS = BLOCKS + 19  # busy time of one cube core
+    VECTOR_NS = BLOCKS + 20  # busy time of one vector core
+    MOVED = BLOCKS + 21  # granules moved to and from HBM
+    LIMIT = BLOCKS + 22  # which unit bounds the time
+    SITE = BLOCKS + 23  # call site
+    SCALARS = BLOCKS + 24  # first of SCALARS columns: bits of a kernel's float32 arguments
 
 
 SCALARS = 4  # float arguments that a kernel can have
 FIELDS = Field.SCALARS + SCALARS  # columns of ``CommandTable.fields``; NEED and SCALARS span several
+SHARES = 1 << 16  # a pool's whole rate, in the units of HBM_SHARE and L2_SHARE
+FULL_RATE = 256  # work units that a block at full speed does in 1 ns
+LONGEST_BLOCK_HI = (1 << 15) - 1  # limbs: a block is shorter than 9 hours
 
 
 class Operand(enum.IntEnum):
@@ -118,32 +182,129 @@ class Time(enum.IntEnum):
     """Columns of ``CommandTable.times`` [N + 1, len(Time)], written by the engine."""
 
     PHASE = 0
-    EFFECT = 1
-    READY_HI = 2
-    READY_LO = 3
-    START_HI = 4
-    START_LO = 5
-    END_HI = 6
-    END_LO = 7
+    READY_HI = 1
+    READY_LO = 2
+    START_HI = 3
+    START_LO = 4
+    END_HI = 5
+    END_LO = 6
 
 
 class Stream(enum.IntEnum):
-    """Columns of ``CardState.streams`` [S + 1, len(Stream)]."""
+    """Columns of ``CardState.streams`` [S + 1, len(Stream)]. Those from HEAD on belong to the engine."""
 
     ALIVE = 0
-    HEAD = 1  # row of the oldest unfinished command, N when empty
-    LAST = 2  # row of the newest command, N when empty
-    RUNNING = 3  # 1 while the head command holds its resources
-    LEFT_HI = 4  # time left of the running command
-    LEFT_LO = 5
-    PENDING = 6  # commands not finished yet
+    GENERATION = 1  # how often the slot has been given back
+    CONTEXT = 2  # context slot it belongs to
+    PRIORITY = 3  # 0 first .. 7 last
+    FLAGS = 4
+    STOPS = 5  # failure mode: 1 = takes no more commands after one has failed
+    REPORTER = 6  # host thread that serves its callbacks, or NONE
+    POSTED = 7  # callbacks launched so far
+    CAPTURE = 8  # 0, or a Capture
+    CAPTURE_MODE = 9
+    CAPTURE_THREAD = 10
+    LAST = 11  # row of the newest command, N when empty
+    PENDING = 12  # commands not finished yet
+    ERROR = 13  # code of the first failed command, sticky
+    HEAD = 14  # row of the oldest unfinished command, N when empty
+    WAITING = 15  # blocks of the head command not started; valid once it has started
+    ORDER = 16  # number of the instant at which the head command became ready, UNREADY before
+    READY_HI = 17
+    READY_LO = 18
+    START_HI = 19  # NONE before the first block has started
+    START_LO = 20
+    DEADLINE_HI = 21  # FOREVER_HI: none
+    DEADLINE_LO = 22
+    GROUP = 23  # first of GROUPS * len(Group) columns
+
+
+class Group(enum.IntEnum):
+    """Columns of one group: blocks of one command that started at one instant."""
+
+    BLOCKS = 0  # 0: no such group
+    WORK_HI = 1  # work left per block, in units of 2**WORK_SHIFT / FULL_RATE ns
+    WORK_LO = 2  # and of 1 / FULL_RATE ns
+
+
+GROUPS = 2  # groups that a command can have under way
+STREAM_COLUMNS = Stream.GROUP + GROUPS * len(Group)
+WORK_SHIFT = 22
+UNREADY = (1 << 27) - 1
+FRESH_HEAD = {  # engine columns of a stream whose head command has not been looked at
+    Stream.ORDER: UNREADY,
+    Stream.START_HI: NONE,
+    Stream.DEADLINE_HI: FOREVER_HI,
+}
+
+
+class Capture(enum.IntEnum):
+    """What part a stream has in a capture."""
+
+    NONE = 0
+    ORIGIN = 1  # capture began on it
+    JOINED = 2  # it waited for an event that the capture recorded
+
+
+class EventKind(enum.IntEnum):
+    """How an event behaves."""
+
+    PLAIN = 0  # aclrtCreateEvent
+    FLAG = 1  # aclrtCreateEventWithFlag: a flag that is set, waited for and reset in run-time order
+    EX = 2  # aclrtCreateEventExWithFlag: a wait is bound to the latest record
+    NOTIFY = 3  # aclrtCreateNotify: a wait consumes one record
 
 
 class Event(enum.IntEnum):
-    """Columns of ``CardState.events`` [E, len(Event)]."""
+    """Columns of ``CardState.events`` [E + T, len(Event)]: events, then notifies. Row = number of its cell."""
 
     ALIVE = 0
-    RECORD = 1  # sequence number of the latest record, NONE before the first
+    GENERATION = 1
+    CONTEXT = 2
+    KIND = 3
+    FLAGS = 4
+    RECORD = 5  # sequence number of the latest record, NONE before the first
+    WAIT = 6  # sequence number of the latest wait
+    CAPTURED = 7  # 1: that record belongs to a capture
+
+
+class Context(enum.IntEnum):
+    """Columns of ``CardState.contexts`` [X, len(Context)]; slot 0 is the primary context."""
+
+    ALIVE = 0
+    GENERATION = 1
+    STREAM = 2  # slot of its default stream
+
+
+class Thread(enum.IntEnum):
+    """Columns of ``CardState.threads`` [H, len(Thread)]; the row of the current thread is stale."""
+
+    ALIVE = 0
+    HOST_HI = 1  # where it stands
+    HOST_LO = 2
+    CONTEXT = 3  # its current context slot, or NONE
+
+
+class Fault(enum.IntEnum):
+    """Columns of ``CardState.faults`` [F, len(Fault)]: failures that are planned."""
+
+    SEQUENCE = 0  # command that fails, NONE in an unused row
+    CODE = 1
+    REACH = 2
+
+
+class Device(enum.IntEnum):
+    """Entries of ``CardState.device`` [len(Device)]."""
+
+    USERS = 0  # set_device calls less reset_device calls
+    ERROR = 1  # code with which the device was lost, sticky
+    THREAD = 2  # current host thread
+    CONTEXT = 3  # its current context slot, or NONE
+    INSTANTS = 4  # instants at which something happened
+    OP_TIMEOUT_HI = 5  # of kernels, 0: none
+    OP_TIMEOUT_LO = 6
+    WAIT_TIMEOUT_HI = 7  # of waits, 0: none
+    WAIT_TIMEOUT_LO = 8
 
 
 class Clock(enum.IntEnum):

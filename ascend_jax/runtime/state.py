@@ -10,7 +10,20 @@ from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.edge import concrete
 from ascend_jax.runtime.kernels import KernelSpec
-from ascend_jax.runtime.layout import Event, Field, HeapWord, Operand, Phase, StatusWord, Stream, Time
+from ascend_jax.runtime.layout import (
+    Context,
+    Device,
+    Event,
+    Fault,
+    Field,
+    HeapWord,
+    Operand,
+    Phase,
+    StatusWord,
+    Stream,
+    Thread,
+    Time,
+)
 
 CHUNK_BYTES = 1 << 16  # data moves in chunks of this size; the byte arrays carry one chunk of slack
 
@@ -23,6 +36,7 @@ class CommandTable:
     fields: jax.Array  # int32 [N + 1, FIELDS], written at enqueue
     operands: jax.Array  # int32 [N + 1, P, len(Operand)], byte ranges
     times: jax.Array  # int32 [N + 1, len(Time)], written by the engine
+    effects: jax.Array  # int32 [N + 1], how much of the data effect is in memory (Effect)
 
     @property
     def rows(self) -> int:
@@ -42,7 +56,7 @@ class Heap:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CardState:
-    """One simulated card. Letters: S streams, E events, N commands, P operands, M blocks (see ``layout``).
+    """One simulated card. Letters: S streams, E events, T notifies, N commands, ... (see ``layout``).
 
     ``memory`` holds the visible bytes: first the HBM that is backed by real bytes, then pinned host memory, then a
     chunk of slack. ``shadow`` has the same addresses and holds what running commands have computed and not published:
@@ -53,13 +67,20 @@ class CardState:
     hbm: Heap
     host: Heap
     table: CommandTable
-    streams: jax.Array  # int32 [S + 1, len(Stream)]
-    events: jax.Array  # int32 [E, len(Event)]
-    clock: jax.Array  # int32 [len(Clock)]
+    streams: jax.Array  # int32 [S + 1, STREAM_COLUMNS]
+    events: jax.Array  # int32 [E + T, len(Event)], events, then notifies
+    values: jax.Array  # int32 [V, 2], granule and byte offset of the addresses that value waits look at; 0 = unused
+    cells: jax.Array  # int32 [C, 2], high and low word; C = E + T + V + (S + 1) + H
+    contexts: jax.Array  # int32 [X, len(Context)]
+    threads: jax.Array  # int32 [H, len(Thread)]
+    faults: jax.Array  # int32 [F, len(Fault)]
+    device: jax.Array  # int32 [len(Device)]
+    clock: jax.Array  # int32 [len(Clock)], the current thread's host time and the device's
     status: jax.Array  # int32 [len(StatusWord)]
     memory: jax.Array  # uint8 [hbm_backing_bytes + host_backing_bytes + CHUNK_BYTES]
     shadow: jax.Array  # uint8, like memory
     kernels: tuple[KernelSpec, ...] = dataclasses.field(metadata={"static": True})
+    max_events: int = dataclasses.field(metadata={"static": True})  # E
     hbm_backing_bytes: int = dataclasses.field(metadata={"static": True})
     host_backing_bytes: int = dataclasses.field(metadata={"static": True})
     donate: bool = dataclasses.field(metadata={"static": True})
@@ -77,6 +98,11 @@ def init(
     host_backing_bytes: int = 1 << 20,
     max_streams: int = 64,
     max_events: int = 64,
+    max_notifies: int = 16,
+    max_values: int = 16,
+    max_contexts: int = 8,
+    max_threads: int = 8,
+    max_faults: int = 8,
     max_commands: int = 512,
     max_blocks: int = 256,
     donate: bool = False,
@@ -89,6 +115,11 @@ def init(
       host_backing_bytes: Pinned host memory available to ``malloc_host``.
       max_streams: Stream slots S, at most what the product allows.
       max_events: Event slots E, at most what the product allows.
+      max_notifies: Notify slots T, at most what the product allows.
+      max_values: Addresses V that ``value_wait`` can look at.
+      max_contexts: Contexts X, the primary one included.
+      max_threads: Host threads H, the first one included.
+      max_faults: Failures F that can be planned at one time.
       max_commands: Rows N of the command table, rounded up to a power of two; the timeline shows the latest N commands.
       max_blocks: Live allocations M per memory.
       donate: If true, every call consumes the card that it is given and works in its buffers; otherwise old cards
@@ -107,6 +138,11 @@ def init(
     sizes = {
         "max_streams": (max_streams, 1, 1 << 15),
         "max_events": (max_events, 1, 1 << 17),
+        "max_notifies": (max_notifies, 1, 1 << 16),
+        "max_values": (max_values, 1, 1 << 16),
+        "max_contexts": (max_contexts, 1, 1 << 10),
+        "max_threads": (max_threads, 1, 1 << 10),
+        "max_faults": (max_faults, 1, 1 << 16),
         "max_commands": (max_commands, 2, 1 << 22),
         "max_blocks": (max_blocks, 1, 1 << 20),
         "hbm_backing_bytes": (hbm_backing_bytes, 0, (2**31 - 1) - CHUNK_BYTES),
@@ -120,14 +156,23 @@ def init(
             f"hbm_backing_bytes + host_backing_bytes = {hbm_backing_bytes + host_backing_bytes}: at most "
             f"{2**31 - 1 - CHUNK_BYTES} bytes can be real"
         )
-    _check_product_limits(chip, max_streams, max_events, hbm_backing_bytes)
+    _check_product_limits(chip, max_streams, max_events, max_notifies, hbm_backing_bytes)
     hbm_backing_bytes = _whole_granules(hbm_backing_bytes)
     host_backing_bytes = _whole_granules(host_backing_bytes)
     max_commands = 1 << (max_commands - 1).bit_length()
     nbytes = hbm_backing_bytes + host_backing_bytes + CHUNK_BYTES
-    streams = _filled(max_streams + 1, {Stream.HEAD: max_commands, Stream.LAST: max_commands}, len(Stream))
-    streams[0, Stream.ALIVE] = 1  # the default stream
-    events = _filled(max_events, {Event.RECORD: layout.NONE}, len(Event))
+    streams = _filled(max_streams + 1, dict(layout.FRESH_HEAD) | {Stream.REPORTER: layout.NONE}, layout.STREAM_COLUMNS)
+    streams[:, [Stream.HEAD, Stream.LAST]] = max_commands
+    streams[[0, max_streams], Stream.ALIVE] = 1  # the default stream, and the host's own
+    events = _filled(
+        max_events + max_notifies, {Event.RECORD: layout.NONE, Event.WAIT: layout.NONE}, len(Event)
+    )
+    contexts = _filled(max_contexts, {Context.STREAM: layout.NONE}, len(Context))
+    contexts[0] = (1, 0, 0)  # the primary context with the default stream
+    threads = _filled(max_threads, {Thread.CONTEXT: layout.NONE}, len(Thread))
+    threads[0, [Thread.ALIVE, Thread.CONTEXT]] = (1, 0)
+    device = np.zeros(len(Device), np.int32)
+    device[Device.USERS] = 1
     status = np.zeros(len(StatusWord), np.int32)
     status[StatusWord.STREAM] = layout.NONE
     hbm_end = jnp.floor(chip["hbm_bytes"] / layout.GRANULE_BYTES).astype(jnp.int32)
@@ -139,11 +184,18 @@ def init(
         table=_empty_table(max_commands),
         streams=jnp.array(streams),
         events=jnp.array(events),
+        values=jnp.zeros((max_values, 2), jnp.int32),
+        cells=jnp.zeros((max_events + max_notifies + max_values + max_streams + 1 + max_threads, 2), jnp.int32),
+        contexts=jnp.array(contexts),
+        threads=jnp.array(threads),
+        faults=jnp.array(_filled(max_faults, {Fault.SEQUENCE: layout.NONE}, len(Fault))),
+        device=jnp.array(device),
         clock=jnp.zeros(len(layout.Clock), jnp.int32),
         status=jnp.array(status),
         memory=jnp.zeros(nbytes if hbm_backing_bytes else 0, jnp.uint8),
         shadow=jnp.zeros(nbytes if hbm_backing_bytes else 0, jnp.uint8),
         kernels=(),
+        max_events=max_events,
         hbm_backing_bytes=hbm_backing_bytes,
         host_backing_bytes=host_backing_bytes,
         donate=donate,
@@ -162,7 +214,9 @@ def require_single(card: CardState) -> None:
         )
 
 
-def _check_product_limits(chip: ChipSpec, max_streams: int, max_events: int, backing_bytes: int) -> None:
+def _check_product_limits(
+    chip: ChipSpec, max_streams: int, max_events: int, max_notifies: int, backing_bytes: int
+) -> None:
     if chip.values.ndim != 1:
         raise ValueError(f"chip has batch axes {chip.values.shape[:-1]}: init one card at a time, under jax.vmap")
     hbm = concrete(chip["hbm_bytes"])
@@ -172,7 +226,7 @@ def _check_product_limits(chip: ChipSpec, max_streams: int, max_events: int, bac
             f"chip['hbm_bytes'] = {float(hbm):.0f}: must be above {least} (reserved) and at most {most}, and hold "
             f"hbm_backing_bytes = {backing_bytes}"
         )
-    for name, value in (("max_streams", max_streams), ("max_events", max_events)):
+    for name, value in (("max_streams", max_streams), ("max_events", max_events), ("max_notifies", max_notifies)):
         known = concrete(chip[name])
         if known is not None and value > known:
             raise ValueError(f"{name} = {value}: {chip.name} has {int(known)}")
@@ -200,10 +254,11 @@ def _empty_table(rows: int) -> CommandTable:
         rows + 1, {Field.SEQUENCE: layout.NONE, Field.DEPENDS: layout.NONE, Field.NEXT: rows}, layout.FIELDS
     )
     fields[:, Field.KERNEL] = layout.NONE
-    times = _filled(rows + 1, {Time.PHASE: Phase.EMPTY, Time.EFFECT: layout.Effect.PUBLISHED}, len(Time))
+    times = _filled(rows + 1, {Time.PHASE: Phase.EMPTY}, len(Time))
     times[rows, Time.PHASE] = Phase.DONE
     return CommandTable(
         fields=jnp.array(fields),
         operands=jnp.zeros((rows + 1, layout.OPERANDS, len(Operand)), jnp.int32),
         times=jnp.array(times),
+        effects=jnp.full(rows + 1, layout.Effect.PUBLISHED, jnp.int32),
     )
