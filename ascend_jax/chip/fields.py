@@ -55,6 +55,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     # Limits of the runtime.
     "max_streams": (COUNT, "streams per device"),
     "max_events": (COUNT, "events per device"),
+    "max_notifies": (COUNT, "notifies per device"),
     "queue_depth": (COUNT, "tasks that wait in one stream"),
     "malloc_pad_bytes": (BYTES, "bytes added to each allocation after rounding up to 32"),
 }  # unit, meaning

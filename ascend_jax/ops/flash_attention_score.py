@@ -115,13 +115,16 @@ def plan(
     best = choose_tile(chip, shape, core_limit)
     mask_bytes = min(MASK_SIZE, shape.q_len) * min(MASK_SIZE, shape.kv_len) * (len(inputs) > 3)
     cost = Cost(
-        duration_ns=best.duration_ns,
-        cube_cores=best.cores_used,
-        vector_cores=best.cores_used * chip["vector_per_cube"].astype(jnp.int32),
-        blocks=best.blocks,
+        head_ns=chip["kernel_head_ns"],
+        block_ns=best.duration_ns - chip["kernel_head_ns"],
+        blocks=best.cores_used,  # one per core: each works through its share of the query tiles
+        cube_cores=jnp.ones_like(best.cores_used),
+        vector_cores=chip["vector_per_cube"].astype(jnp.int32),
+        all_at_once=jnp.zeros_like(best.cores_used),
         cube_busy_ns=best.cube_busy_ns,
         vector_busy_ns=best.vector_busy_ns,
         hbm_bytes=best.hbm_bytes + float(mask_bytes + sum(each.nbytes for each in outputs[1:])),
+        l2_bytes=jnp.zeros_like(best.hbm_bytes),
         limit=best.limit,
         tile=best.tile,
     )

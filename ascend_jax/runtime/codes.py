@@ -82,24 +82,185 @@ EXPLANATIONS: dict[int, Explanation] = {
     ),
     Code.RT_PARAM_INVALID: Explanation(
         "ACL_ERROR_RT_PARAM_INVALID",
-        "a handle or range does not exist: unknown or freed pointer, bytes past the end of an allocation, "
-        "a destroyed event",
-        "pass a live handle; keep offset + bytes inside the allocation",
+        "a handle, range or value does not exist: unknown or freed pointer, bytes past the end of an allocation, "
+        "a destroyed event or context, a priority above 7",
+        "pass a live handle and a documented value; keep offset + bytes inside the allocation",
+    ),
+    Code.RT_INVALID_DEVICEID: Explanation(
+        "ACL_ERROR_RT_INVALID_DEVICEID",
+        "there is no device of that number",
+        "use a number from 0 to the number of devices less one",
+    ),
+    Code.RT_CONTEXT_NULL: Explanation(
+        "ACL_ERROR_RT_CONTEXT_NULL",
+        "the calling thread has no current context: none was set, it was destroyed, or the device was reset; or the "
+        "context to destroy is the primary one or already destroyed",
+        "call set_device, create_context or set_context in this thread; only reset_device ends the primary context",
     ),
     Code.RT_STREAM_CONTEXT: Explanation(
         "ACL_ERROR_RT_STREAM_CONTEXT",
-        "the stream is not one of this card's live streams",
-        "use the handle that create_stream returned and destroy it last",
+        "the stream is unknown, destroyed or of another context, or it is a default stream that only its context ends",
+        "make the stream's context current, use the handle that create_stream returned, and destroy it last",
     ),
     Code.RT_EVENT_TIMESTAMP_INVALID: Explanation(
         "ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID",
         "the event is recorded but has no time stamp yet",
         "synchronize the event, or the stream it was recorded in, before reading its time",
     ),
+    Code.RT_ADDR_UNALIGNED: Explanation(
+        "ACL_ERROR_RT_ADDR_UNALIGNED",
+        "the address is not a multiple of what the call needs, such as 8 bytes for a value wait",
+        "start at the allocation itself, or keep the offset a multiple of the size of the value",
+    ),
+    Code.RT_STREAM_SUBSCRIBE: Explanation(
+        "ACL_ERROR_RT_STREAM_SUBSCRIBE",
+        "the stream is already served by another callback thread, or not by this one",
+        "unsubscribe it from the first thread, and name the thread that serves it",
+    ),
+    Code.RT_THREAD_SUBSCRIBE: Explanation(
+        "ACL_ERROR_RT_THREAD_SUBSCRIBE",
+        "the thread serves no stream, so it has no callbacks to process",
+        "subscribe the thread to a stream before it processes reports",
+    ),
+    Code.RT_STREAM_NO_CB_REG: Explanation(
+        "ACL_ERROR_RT_STREAM_NO_CB_REG",
+        "no thread serves the callbacks of the stream",
+        "subscribe a thread to the stream before launching a callback in it",
+    ),
+    Code.RT_WAIT_TIMEOUT: Explanation(
+        "ACL_ERROR_RT_WAIT_TIMEOUT",
+        "a wait in the stream was not fulfilled within its time-out",
+        "look for the record or write that should fulfil it, and whether it is queued behind the wait itself",
+    ),
+    Code.RT_DEVICE_TASK_ABORT: Explanation(
+        "ACL_ERROR_RT_DEVICE_TASK_ABORT",
+        "the work on the device was dropped by device_task_abort",
+        "call reset_device, then set_device, and submit the work again",
+    ),
+    Code.RT_STREAM_ABORT: Explanation(
+        "ACL_ERROR_RT_STREAM_ABORT",
+        "the work in the stream was dropped by stream_abort",
+        "submit again what is still wanted; abort also the streams that waited for this one",
+    ),
+    Code.RT_CAPTURE_DEPENDENCY: Explanation(
+        "ACL_ERROR_RT_CAPTURE_DEPENDENCY",
+        "a captured stream waits for something outside the capture, or the other way round",
+        "record the event inside the capture that waits for it",
+    ),
+    Code.RT_STREAM_UNJOINED: Explanation(
+        "ACL_ERROR_RT_STREAM_UNJOINED",
+        "the capture ended while a stream that had joined it was not waited for",
+        "record an event at the end of that stream and let the first stream wait for it before ending the capture",
+    ),
+    Code.RT_STREAM_CAPTURED: Explanation(
+        "ACL_ERROR_RT_STREAM_CAPTURED",
+        "the stream is being captured: what is put in it does not run, so it cannot be waited for, asked or destroyed",
+        "end the capture first",
+    ),
+    Code.RT_EVENT_CAPTURED: Explanation(
+        "ACL_ERROR_RT_EVENT_CAPTURED",
+        "the latest record of the event belongs to a capture and never happens by itself",
+        "use another event outside the capture, or wait for it inside",
+    ),
+    Code.RT_STREAM_NOT_CAPTURED: Explanation(
+        "ACL_ERROR_RT_STREAM_NOT_CAPTURED",
+        "the stream is not being captured",
+        "begin a capture on this stream first",
+    ),
+    Code.RT_CAPTURE_MODE_NOT_SUPPORT: Explanation(
+        "ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT",
+        "the call would block or run at once while a capture is active whose mode forbids that",
+        "make the call before or after the capture, or capture in a more relaxed mode",
+    ),
+    Code.RT_STREAM_CAPTURE_IMPLICIT: Explanation(
+        "ACL_ERROR_RT_STREAM_CAPTURE_IMPLICIT",
+        "a default stream cannot take part in a capture",
+        "capture streams made with create_stream",
+    ),
+    Code.RT_STREAM_CAPTURE_CONFLICT: Explanation(
+        "ACL_ERROR_STREAM_CAPTURE_CONFLICT",
+        "the stream is already part of a capture",
+        "end that capture before beginning another one",
+    ),
+    Code.RT_STREAM_CAPTURE_UNMATCHED: Explanation(
+        "ACL_ERROR_RT_STREAM_CAPTURE_UNMATCHED",
+        "the capture was ended on a stream that only joined it",
+        "end it on the stream on which it began",
+    ),
+    Code.RT_STREAM_CAPTURE_WRONG_THREAD: Explanation(
+        "ACL_ERROR_RT_STREAM_CAPTURE_WRONG_THREAD",
+        "the capture was ended by another thread than the one that began it",
+        "end it in the thread that began it, or begin it in relaxed mode",
+    ),
     Code.RT_INTERNAL_ERROR: Explanation(
         "ACL_ERROR_RT_INTERNAL_ERROR",
         "the runtime met a state that it has no better code for, such as an event without any record",
         "record the event before asking for its time",
+    ),
+    Code.RT_TS_ERROR: Explanation(
+        "ACL_ERROR_RT_TS_ERROR",
+        "the task scheduler of the device failed",
+        "call reset_device, then set_device; if it comes again, look for a fault that was planned on purpose",
+    ),
+    Code.RT_REPORT_TIMEOUT: Explanation(
+        "ACL_ERROR_RT_REPORT_TIMEOUT",
+        "no callback came within the time-out",
+        "nothing is wrong if none was due: process reports again, or allow more time",
+    ),
+    Code.RT_SYS_DMA: Explanation(
+        "ACL_ERROR_RT_SYS_DMA",
+        "a copy engine failed",
+        "check the addresses of the copies under way, then reset the device",
+    ),
+    Code.RT_AICORE_TIMEOUT: Explanation(
+        "ACL_ERROR_RT_AICORE_TIMEOUT",
+        "a kernel ran longer than the operator time-out; the device is lost",
+        "allow more time or make the kernel smaller, then reset the device",
+    ),
+    Code.RT_AICORE_EXCEPTION: Explanation(
+        "ACL_ERROR_RT_AICORE_EXCEPTION",
+        "a kernel failed on a cube core, often by an address outside its buffers",
+        "the timeline names the kernel: check its arguments and its workspace; after a lost device, reset it",
+    ),
+    Code.RT_AICPU_EXCEPTION: Explanation(
+        "ACL_ERROR_RT_AICPU_EXCEPTION",
+        "a kernel failed on the device's own CPU",
+        "check the arguments of that operator",
+    ),
+    Code.RT_VECTOR_CORE_TIMEOUT: Explanation(
+        "ACL_ERROR_RT_VECTOR_CORE_TIMEOUT",
+        "a kernel on vector cores ran longer than the operator time-out; the device is lost",
+        "allow more time or make the kernel smaller, then reset the device",
+    ),
+    Code.RT_VECTOR_CORE_EXCEPTION: Explanation(
+        "ACL_ERROR_RT_VECTOR_CORE_EXCEPTION",
+        "a kernel failed on a vector core, often by an address outside its buffers",
+        "the timeline names the kernel: check its arguments and its workspace; after a lost device, reset it",
+    ),
+    Code.RT_STREAM_SYNC_TIMEOUT: Explanation(
+        "ACL_ERROR_RT_STREAM_SYNC_TIMEOUT",
+        "the stream, or the device, was not finished within the time-out of the call",
+        "allow more time, or look in the timeline for the command that holds it up; the work goes on",
+    ),
+    Code.RT_EVENT_SYNC_TIMEOUT: Explanation(
+        "ACL_ERROR_RT_EVENT_SYNC_TIMEOUT",
+        "the event did not happen within the time-out of the call",
+        "allow more time, or look in the timeline for what precedes the record; the work goes on",
+    ),
+    Code.RT_DEVICE_MEM_ERROR: Explanation(
+        "ACL_ERROR_RT_DEVICE_MEM_ERROR",
+        "a memory error of the device that it cannot correct",
+        "reset the device and compute again what lay in its memory",
+    ),
+    Code.RT_HBM_MULTI_BIT_ECC_ERROR: Explanation(
+        "ACL_ERROR_RT_HBM_MULTI_BIT_ECC_ERROR",
+        "several bits of one word of device memory were wrong",
+        "reset the device and compute again what lay in its memory; replace the card if it comes again",
+    ),
+    Code.RT_STREAM_CAPTURE_INVALIDATED: Explanation(
+        "ACL_ERROR_RT_STREAM_CAPTURE_INVALIDATED",
+        "a forbidden call during the capture has made it useless",
+        "end it, remove the call that failed first, and capture again",
     ),
     Code.PARAM_NULLPTR: Explanation(
         "ACLNN_ERR_PARAM_NULLPTR",
@@ -131,6 +292,11 @@ EXPLANATIONS: dict[int, Explanation] = {
         "all event slots are in use",
         "destroy an event, or give init a larger max_events",
     ),
+    Code.NO_NOTIFY_RESOURCE: Explanation(
+        "ACL_ERROR_RT_NO_NOTIFY_RESOURCE",
+        "all notify slots are in use",
+        "destroy a notify, or give init a larger max_notifies",
+    ),
     Code.INNER_TILING: Explanation(
         "ACLNN_ERR_INNER_TILING_ERROR",
         "no tile of the operator fits the on-chip buffers of this chip",
@@ -155,6 +321,11 @@ EXPLANATIONS: dict[int, Explanation] = {
         "SIM_ERROR_HEAP_TABLE_FULL",
         "more blocks are allocated than the card's heap table has rows",
         "give init a larger max_blocks",
+    ),
+    Code.OBJECT_TABLE_FULL: Explanation(
+        "SIM_ERROR_OBJECT_TABLE_FULL",
+        "a table of the card (contexts, threads, value addresses, faults) is full",
+        "give init a larger max_contexts, max_threads, max_values or max_faults, or give up what is no longer used",
     ),
 }
 

@@ -108,13 +108,20 @@ def enqueue(card: CardState, command: Command, code: jax.Array) -> tuple[CardSta
     fields = card.table.fields
     behind = with_entries(get_row(fields, previous), {Field.NEXT: jnp.where(previous == rows, rows, row)})
     table = dataclasses.replace(card.table, fields=put_row(fields, previous, behind))
-    table = _write_row(card, table, command, row, ok, is_captured)
+    position = jnp.where(is_empty, 0, get_row(fields, entry[Stream.LAST])[Field.POSITION] + 1)
+    table = _write_row(card, table, command, row, ok, is_captured, position)
     words = with_entries(card.clock, {Clock.ENQUEUED: sequence + ok.astype(jnp.int32)})
     return dataclasses.replace(card, table=table, streams=streams, clock=words), code
 
 
 def _write_row(
-    card: CardState, table: CommandTable, command: Command, row: jax.Array, ok: jax.Array, is_captured: jax.Array
+    card: CardState,
+    table: CommandTable,
+    command: Command,
+    row: jax.Array,
+    ok: jax.Array,
+    is_captured: jax.Array,
+    position: jax.Array,
 ) -> CommandTable:
     issue, device = host_now(card), card.device
     slot = jnp.clip(jnp.asarray(command.stream, jnp.int32), 0, host_stream(card))
@@ -138,6 +145,7 @@ def _write_row(
         Field.ISSUE_HI: issue.hi,
         Field.ISSUE_LO: issue.lo,
         Field.THREAD: device[Device.THREAD],
+        Field.POSITION: position,
         Field.KERNEL: layout.NONE,
         Field.READS: command.reads,
         Field.WRITES: command.writes,

@@ -1,28 +1,27 @@
 """Copies and fills. The direction comes from the addresses: pinned host memory has negative pointers."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
 from ascend_jax.runtime import bytes as hbm
-from ascend_jax.runtime import layout
+from ascend_jax.runtime import clock, layout
+from ascend_jax.runtime.advance import Goal
+from ascend_jax.runtime.capture_rules import illegal_blocking
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.commands import (
-    Command,
-    answer,
-    enqueue,
-    host_stream,
-    is_stream,
-    operand_rows,
-    transfer_time,
-)
+from ascend_jax.runtime.commands import Command, answer, at_least_1ns, enqueue, host_stream, operand_rows
 from ascend_jax.runtime.edge import Site, stage, verb
+from ascend_jax.runtime.handles import find_stream, has_context
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Field, Kind, Resource
 from ascend_jax.runtime.memory import Range, byte_range, is_live
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
-from ascend_jax.runtime.status import first_code
+from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import make_room, settle
+
+PIECE = (64 << 20) // layout.GRANULE_BYTES  # granules
 
 
 def check_range(card: CardState, place: Range) -> jax.Array:
@@ -35,63 +34,69 @@ def check_range(card: CardState, place: Range) -> jax.Array:
     )
 
 
-def engine_of(card: CardState, to_host: jax.Array, from_host: jax.Array) -> tuple[dict, jax.Array]:
-    """Return the copy engine a direction occupies and its rate in bytes/s."""
+def transfer(card: CardState, place: Range, to_host: jax.Array, from_host: jax.Array) -> dict:
+    """Return the arguments of a :class:`Command` that moves the bytes of ``place`` in a direction.
+
+    A copy between host and device is split into pieces of 64 MiB, which an engine serves one by one; inside the device it
+    is one SDMA task (CANN runtime, task scheduler). A piece takes latency + bytes / rate in float32, rounded up to ns.
+    """
     is_h2d, is_d2h = from_host & ~to_host, to_host & ~from_host
-    need = {Resource.H2D: is_h2d, Resource.D2H: is_d2h, Resource.D2D: ~to_host & ~from_host}
-    h2d, d2h, d2d = (card.chip[name] for name in ("h2d_bytes_per_s", "d2h_bytes_per_s", "d2d_bytes_per_s"))
+    is_inside = ~to_host & ~from_host
+    need = {Resource.H2D: is_h2d, Resource.D2H: is_d2h, Resource.D2D: is_inside}
+    h2d, d2h, d2d, hbm_rate, latency_ns = (
+        card.chip[name]
+        for name in ("h2d_bytes_per_s", "d2h_bytes_per_s", "d2d_bytes_per_s", "hbm_bytes_per_s", "copy_latency_ns")
+    )
     # host to host is the CPU's own work; it is taken to be as fast as the link
     rate = jnp.where(is_d2h, d2h, jnp.where(to_host | from_host, h2d, d2d))
-    return need, rate
+    whole_pieces = (place.whole + PIECE - 1) // PIECE
+    pieces = jnp.where(is_h2d | is_d2h, jnp.maximum(whole_pieces, 1), 1)
+    nbytes = (place.whole * jnp.float32(layout.GRANULE_BYTES) + place.rest) / pieces
+    piece_ns = latency_ns + nbytes * (1e9 / rate)
+    drawn = jnp.where(is_inside, 2.0, jnp.where(to_host & from_host, 0.0, 1.0)) * nbytes * 1e9 / piece_ns
+    return {
+        "block": at_least_1ns(clock.from_ns(piece_ns)),
+        "blocks": pieces,
+        "need": need,
+        "fields": {
+            Field.HBM_SHARE: jnp.clip(jnp.floor(layout.SHARES * drawn / hbm_rate), 0, layout.SHARES - 1),
+            Field.MOVED: granules(place),
+        },
+    }
 
 
 @stage(static=("is_blocking",))
 def _copy(card: CardState, dst: Range, src: Range, stream: Number, site: Number, *, is_blocking: bool) -> CardState:
     dst, src = dst.as_int32(), src.as_int32()
     to_host, from_host = dst.pointer < layout.NULL, src.pointer < layout.NULL
-    code = _check_stream(card, stream, is_blocking)
+    code, slot = find_queue(card, stream, is_blocking)
     if not is_blocking:
-        code = jnp.where((code == Code.SUCCESS) & to_host & from_host, Code.FEATURE_NOT_SUPPORT, code)
-    for place in (dst, src):
-        code = jnp.where(code == Code.SUCCESS, check_range(card, place), code)
+        code = first_failing(code, first_code((to_host & from_host, Code.FEATURE_NOT_SUPPORT)))
+    code = first_failing(code, check_range(card, dst), check_range(card, src))
     same = (dst.pointer == src.pointer) & (dst.offset == src.offset)
-    need, rate = engine_of(card, to_host, from_host)
-    command = Command(
-        Kind.COPY,
-        host_stream(card) if is_blocking else stream,
-        duration=transfer_time(dst, rate, card.chip["copy_latency_ns"]),
-        need=need,
-        operands=operand_rows(dst, src),
-        writes=1 << 0,
-        reads=1 << 1,
-        fields={Field.SITE: site, Field.MOVED: granules(dst)},
-    )
-    return submit(card, command, code, is_empty(dst) | same, stream, is_blocking)[0]
+    moving = transfer(card, dst, to_host, from_host)
+    command = Command(Kind.COPY, slot, operands=operand_rows(dst, src), writes=1 << 0, reads=1 << 1, **moving)
+    return submit(card, command, code, is_empty(dst) | same, site, is_blocking)[0]
 
 
 @stage(static=("is_blocking",))
 def _set(card: CardState, dst: Range, value: Number, stream: Number, site: Number, *, is_blocking: bool) -> CardState:
     dst = dst.as_int32()
     to_host = dst.pointer < layout.NULL
-    code = _check_stream(card, stream, is_blocking)
-    code = jnp.where(code == Code.SUCCESS, check_range(card, dst), code)
-    need, rate = engine_of(card, to_host, to_host)
-    command = Command(
-        Kind.MEMSET,
-        host_stream(card) if is_blocking else stream,
-        duration=transfer_time(dst, rate, card.chip["copy_latency_ns"]),
-        need=need,
-        operands=operand_rows(dst),
-        writes=1 << 0,
-        fields={Field.SITE: site, Field.MOVED: granules(dst), Field.FILL: jnp.asarray(value) & 255},
-    )
-    return submit(card, command, code, is_empty(dst), stream, is_blocking)[0]
+    code, slot = find_queue(card, stream, is_blocking)
+    code = first_failing(code, check_range(card, dst))
+    filling = transfer(card, dst, to_host, to_host)
+    filling["fields"] |= {Field.FILL: jnp.asarray(value) & 255}
+    command = Command(Kind.MEMSET, slot, operands=operand_rows(dst), writes=1 << 0, **filling)
+    return submit(card, command, code, is_empty(dst), site, is_blocking)[0]
 
 
-def _check_stream(card: CardState, stream: Number, is_blocking: bool) -> jax.Array:
-    """A blocking call runs on the host's own stream, whatever was given."""
-    is_wrong = jnp.bool_(False) if is_blocking else ~is_stream(card, stream)
-    return first_code((is_wrong, Code.RT_STREAM_CONTEXT))
+def find_queue(card: CardState, stream: Number, is_blocking: bool) -> tuple[jax.Array, Number]:
+    """Return (code, slot): a blocking call runs on the host's own stream, whatever was given."""
+    if not is_blocking:
+        return find_stream(card, stream)
+    code = first_code((~has_context(card), Code.RT_CONTEXT_NULL))
+    return first_failing(code, illegal_blocking(card)), host_stream(card)
 
 
 def granules(place: Range) -> jax.Array:
@@ -105,13 +110,15 @@ def is_empty(place: Range) -> jax.Array:
 
 
 def submit(
-    card: CardState, command: Command, code: jax.Array, is_idle: jax.Array, stream: Number, is_blocking: bool
+    card: CardState, command: Command, code: jax.Array, is_idle: jax.Array, site: Number, is_blocking: bool
 ) -> tuple[CardState, jax.Array]:
     """Charge the host, enqueue unless there is nothing to do, and answer."""
+    command = dataclasses.replace(command, fields=command.fields | {Field.SITE: site})
     is_idle &= code == Code.SUCCESS
     card = spend(card, card.chip["host_copy_sync_ns" if is_blocking else "host_copy_enqueue_ns"])
     card, queued = enqueue(card, command, jnp.where(is_idle, layout.NONE, code))
-    return answer(card, jnp.where(is_idle, Code.SUCCESS, queued), command.fields[Field.SITE], stream)
+    stream = layout.NONE if is_blocking else command.stream
+    return answer(card, jnp.where(is_idle, Code.SUCCESS, queued), site, stream)
 
 
 @verb
@@ -144,7 +151,7 @@ def memcpy(
     card = make_room(card, site)
     to, start = byte_range(dst, dst_offset, nbytes), byte_range(src, src_offset, nbytes)
     card = _copy(card, to, start, layout.NONE, site, is_blocking=True)
-    return settle(card, host_stream(card), layout.NONE, True, site)
+    return settle(card, Goal(stream=host_stream(card)), site)
 
 
 @verb
@@ -163,7 +170,7 @@ def memcpy_async(
 
     Status as :func:`memcpy`, and 107003 for an unknown stream, 207000 for host to host.
     """
-    card = make_room(card, site)
+    card = make_room(card, site, stream)
     to, start = byte_range(dst, dst_offset, nbytes), byte_range(src, src_offset, nbytes)
     return _copy(card, to, start, stream, site, is_blocking=False)
 
@@ -175,7 +182,7 @@ def memset(
     """Fill ``nbytes`` bytes with the low byte of ``value`` and block until it is done (``aclrtMemset``)."""
     card = make_room(card, site)
     card = _set(card, byte_range(dst, dst_offset, nbytes), value, layout.NONE, site, is_blocking=True)
-    return settle(card, host_stream(card), layout.NONE, True, site)
+    return settle(card, Goal(stream=host_stream(card)), site)
 
 
 @verb
@@ -190,5 +197,5 @@ def memset_async(
     site: Site = None,
 ) -> CardState:
     """Queue a fill in ``stream`` (``aclrtMemsetAsync``)."""
-    card = make_room(card, site)
+    card = make_room(card, site, stream)
     return _set(card, byte_range(dst, dst_offset, nbytes), value, stream, site, is_blocking=False)

@@ -1,85 +1,221 @@
-"""Events: a record marks a point in one stream, a wait holds another stream until that point is reached."""
+"""Events: a record marks a point in one stream, a wait holds another stream until that point is reached.
+
+Three kinds (CANN, ``docs/zh/api_ref/07_event_management.md``). Waits for PLAIN and EX events are bound, when they are
+called, to the record that is the latest then. A FLAG event is a flag that the device sets, looks at and clears when it
+gets there: a wait may be queued before the record, and a reset takes the flag from all who have not come up yet.
+"""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from ascend_jax.runtime import clock, layout, status
-from ascend_jax.runtime.codes import AscendError, Code
-from ascend_jax.runtime.commands import Command, answer, enqueue, is_stream
+from ascend_jax.runtime import layout
+from ascend_jax.runtime.codes import Code
+from ascend_jax.runtime.commands import Command, answer, enqueue, refusal
 from ascend_jax.runtime.edge import Site, stage, verb
+from ascend_jax.runtime.event_queries import event_elapsed_ms as event_elapsed_ms
+from ascend_jax.runtime.event_slots import AWAITED, EventFlag, Record, either, latest_record, put_back, take
+from ascend_jax.runtime.handles import find_event, find_stream
 from ascend_jax.runtime.host import spend
-from ascend_jax.runtime.layout import Clock, Event, Field, Kind, Phase, Time
+from ascend_jax.runtime.layout import (
+    Capture,
+    Change,
+    Clock,
+    Condition,
+    Context,
+    Device,
+    Event,
+    EventKind,
+    Field,
+    Kind,
+    Stream,
+)
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
-from ascend_jax.runtime.synchronize import make_room
+from ascend_jax.runtime.synchronize import make_room, timeout_of
+
+LONGEST_TIMEOUT_S = 2_147_483  # whole ms are below 2**31; longer ones are cut to 24 days
 
 
-def _is_event(card: CardState, event: Number) -> tuple[jax.Array, jax.Array]:
-    event = jnp.asarray(event, jnp.int32)
-    slot = jnp.clip(event, 0, card.events.shape[0] - 1)
-    return (event == slot) & (get_row(card.events, slot)[Event.ALIVE] == 1), slot
-
-
-@stage
-def _create(card: CardState, site: Number) -> tuple:
-    alive = card.events[:, Event.ALIVE]
-    slot = jnp.argmin(alive)
-    ok = (get_row(alive, slot) == 0) & (alive.sum() < card.chip["max_events"])
-    fresh = jnp.array([1, layout.NONE], jnp.int32)
-    events = put_if(ok, card.events, slot, fresh)
-    card = spend(dataclasses.replace(card, events=events), card.chip["host_event_ns"])
-    code = jnp.where(ok, Code.SUCCESS, Code.NO_EVENT_RESOURCE)
-    return status.note(card, code, site), jnp.where(ok, slot, layout.NONE).astype(jnp.int32)
+@stage(static=("kind",))
+def _create(card: CardState, flag: Number, site: Number, *, kind: EventKind) -> tuple:
+    card, handle, code = take(spend(card, card.chip["host_event_ns"]), flag, kind)
+    return answer(card, code, site, layout.NONE)[0], handle
 
 
 @stage
 def _destroy(card: CardState, event: Number, site: Number) -> CardState:
-    good, slot = _is_event(card, event)
-    events = put_if(good, card.events, slot, jnp.array([0, layout.NONE], jnp.int32))
-    return status.note(
-        dataclasses.replace(card, events=events), jnp.where(good, Code.SUCCESS, Code.RT_PARAM_INVALID), site
-    )
+    code, row = find_event(card, event)
+    return answer(put_back(card, row, code), code, site, layout.NONE)[0]
+
+
+def _usable(entry: jax.Array) -> jax.Array:
+    """Return 0, or why neither a record nor a wait nor a reset may use the event."""
+    return first_code(((entry[Event.FLAGS] & EventFlag.DEVICE_USE_ONLY) != 0, Code.RT_PARAM_INVALID))
 
 
 @stage
 def _record(card: CardState, event: Number, stream: Number, site: Number) -> CardState:
-    good, slot = _is_event(card, event)
-    code = first_code((~is_stream(card, stream), Code.RT_STREAM_CONTEXT), (~good, Code.RT_PARAM_INVALID))
-    sequence = card.clock[Clock.ENQUEUED]
+    code, slot = find_stream(card, stream)
+    event_code, row = find_event(card, event)
+    entry = get_row(card.events, row)
+    is_captured = get_row(card.streams, slot)[Stream.CAPTURE] != Capture.NONE
+    is_foreign = is_captured & (entry[Event.FLAGS] == EventFlag.IPC)
+    code = either(code, event_code, _usable(entry), first_code((is_foreign, Code.FEATURE_NOT_SUPPORT)))
+    fields = {
+        Field.OBJECT: event,
+        Field.CELL: row,
+        Field.CHANGE: jnp.where(entry[Event.KIND] == EventKind.FLAG, Change.SET, Change.NONE),
+        Field.VALUE_LO: 1,
+        Field.SITE: site,
+    }
+    recorded = {Event.RECORD: card.clock[Clock.ENQUEUED], Event.CAPTURED: is_captured}
     card = spend(card, card.chip["host_event_ns"])
-    card, code = enqueue(card, Command(Kind.EVENT_RECORD, stream, fields={Field.EVENT: event, Field.SITE: site}), code)
-    recorded = with_entries(get_row(card.events, slot), {Event.RECORD: sequence})
-    card = dataclasses.replace(card, events=put_if(code == Code.SUCCESS, card.events, slot, recorded))
-    return answer(card, code, site, stream)[0]
+    card, code = enqueue(card, Command(Kind.EVENT_RECORD, slot, fields=fields), code)
+    events = put_if(code == Code.SUCCESS, card.events, row, with_entries(entry, recorded))
+    return answer(dataclasses.replace(card, events=events), code, site, stream)[0]
 
 
 @stage
-def _wait(card: CardState, stream: Number, event: Number, site: Number) -> CardState:
-    good, slot = _is_event(card, event)
-    code = first_code((~is_stream(card, stream), Code.RT_STREAM_CONTEXT), (~good, Code.RT_PARAM_INVALID))
-    depends = get_row(card.events, slot)[Event.RECORD]
+def _reset(card: CardState, event: Number, stream: Number, site: Number) -> CardState:
+    code, slot = find_stream(card, stream)
+    event_code, row = find_event(card, event)
+    entry = get_row(card.events, row)
+    is_flag = (entry[Event.KIND] == EventKind.FLAG) & ((entry[Event.FLAGS] & AWAITED) != 0)
+    code = either(code, event_code, _usable(entry), first_code((~is_flag, Code.FEATURE_NOT_SUPPORT)))
+    fields = {Field.OBJECT: event, Field.CELL: row, Field.CHANGE: Change.CLEAR, Field.SITE: site}
     card = spend(card, card.chip["host_event_ns"])
-    fields = {Field.EVENT: event, Field.DEPENDS: depends, Field.SITE: site}
-    card, code = enqueue(card, Command(Kind.EVENT_WAIT, stream, fields=fields), code)
+    card, code = enqueue(card, Command(Kind.EVENT_RESET, slot, fields=fields), code)
     return answer(card, code, site, stream)[0]
+
+
+def is_negative(timeout_s: Number | None) -> jax.Array:
+    """Return whether a timeout is below 0; None is not."""
+    return jnp.bool_(False) if timeout_s is None else jnp.asarray(timeout_s, jnp.int32) < 0
+
+
+def timeout_fields(timeout_s: Number | None) -> dict[Any, Number]:
+    """Return the columns of a wait's own timeout in whole seconds, 0 = never; none: the card's wait timeout holds."""
+    if timeout_s is None:
+        return {}
+    hi, lo = timeout_of(jnp.clip(jnp.asarray(timeout_s, jnp.int32), 0, LONGEST_TIMEOUT_S) * 1000)
+    return {Field.TIMEOUT_HI: hi, Field.TIMEOUT_LO: lo}
+
+
+@stage
+def _wait(card: CardState, stream: Number, event: Number, timeout_s: Number | None, site: Number) -> CardState:
+    code, slot = find_stream(card, stream)
+    event_code, row = find_event(card, event)
+    entry, waiter = get_row(card.events, row), get_row(card.streams, slot)
+    record = latest_record(card, entry)
+    is_flag = entry[Event.KIND] == EventKind.FLAG
+    joins, join_code = _join(card, slot, record, is_flag)
+    cannot_wait = (entry[Event.FLAGS] & AWAITED) == 0
+    code = either(
+        code,
+        event_code,
+        _usable(entry),
+        first_code((is_negative(timeout_s), Code.RT_PARAM_INVALID), (cannot_wait, Code.FEATURE_NOT_SUPPORT)),
+        join_code,
+        refusal(card, slot),
+    )
+    is_idle = (code == Code.SUCCESS) & ~is_flag & record.is_kept & (record.stream == slot)
+    recorder = get_row(card.streams, record.stream)
+    joined: dict[Any, Number] = {
+        Stream.CAPTURE: Capture.JOINED,
+        Stream.CAPTURE_MODE: recorder[Stream.CAPTURE_MODE],
+        Stream.CAPTURE_THREAD: recorder[Stream.CAPTURE_THREAD],
+    }
+    streams = put_if(joins & (code == Code.SUCCESS), card.streams, slot, with_entries(waiter, joined))
+    card = spend(dataclasses.replace(card, streams=streams), jnp.where(is_idle, 0.0, card.chip["host_event_ns"]))
+    fields: dict[Any, Number] = {
+        Field.OBJECT: event,
+        Field.DEPENDS: jnp.where(is_flag, layout.NONE, record.sequence),
+        Field.CELL: row,
+        Field.CONDITION: jnp.where(is_flag, Condition.GE, Condition.NONE),
+        Field.VALUE_LO: 1,
+        Field.SITE: site,
+        **timeout_fields(timeout_s),
+    }
+    card, queued = enqueue(
+        card, Command(Kind.EVENT_WAIT, slot, fields=fields), jnp.where(is_idle, jnp.int32(layout.NONE), code)
+    )
+    code = jnp.where(is_idle, Code.SUCCESS, queued)
+    streams = put_if(code != Code.SUCCESS, card.streams, slot, waiter)
+    return answer(dataclasses.replace(card, streams=streams), code, site, stream)[0]
+
+
+def _join(card: CardState, slot: jax.Array, record: Record, is_flag: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return (whether a wait takes the stream into the capture that recorded the event, code)."""
+    is_captured = get_row(card.streams, slot)[Stream.CAPTURE] != Capture.NONE
+    joins = ~is_flag & record.is_captured & ~is_captured
+    context = jnp.maximum(card.device[Device.CONTEXT], 0)
+    is_default = get_row(card.contexts, context)[Context.STREAM] == slot
+    is_stray = ~is_flag & is_captured & ~record.is_captured & (record.sequence != layout.NONE)
+    return joins, first_code(
+        (joins & is_default, Code.RT_STREAM_CAPTURE_IMPLICIT), (is_stray, Code.RT_CAPTURE_DEPENDENCY)
+    )
 
 
 @verb
 def create_event(card: CardState, *, site: Site = None) -> tuple[CardState, jax.Array]:
-    """Create an event (``aclrtCreateEventExWithFlag``); return the card and its handle.
+    """Create an event that streams can wait for and that keeps its time (``aclrtCreateEvent``).
 
-    Status 207007 and handle -1 when the slots or the product's limit are used up.
+    Returns:
+      The card and a handle. Status 207007 and handle -1 when the slots or the product's limit are used up.
+
+    >>> import ascend_jax as aj
+    >>> card, event = aj.create_event(aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0))
+    >>> int(event)
+    0
     """
-    return _create(card, site)
+    return _create(card, EventFlag.SYNC | EventFlag.TIME_LINE, site, kind=EventKind.PLAIN)
+
+
+@verb
+def create_event_with_flag(card: CardState, flag: Number, *, site: Site = None) -> tuple[CardState, jax.Array]:
+    """Create an event for what ``flag`` says, a flag at run time (``aclrtCreateEventWithFlag``).
+
+    A record sets it, a wait, which may be queued before the record, blocks until it is set, and ``reset_event`` clears
+    it. With ``EventFlag.EXTERNAL`` it links a capture with streams outside and takes no stream into the capture.
+
+    Args:
+      card: The card.
+      flag: Any of SYNC, CAPTURE_STREAM_PROGRESS and TIME_LINE together, or DEVICE_USE_ONLY or EXTERNAL alone.
+      site: Call site, filled in by the runtime.
+
+    Returns:
+      The card and a handle. Status 107000 for other flags, 207007 as :func:`create_event`; the slot of a destroyed
+      event of this kind is free again once all that was queued for it is over.
+    """
+    return _create(card, flag, site, kind=EventKind.FLAG)
+
+
+@verb
+def create_event_ex_with_flag(card: CardState, flag: Number, *, site: Site = None) -> tuple[CardState, jax.Array]:
+    """Create an event that can be recorded again at any time (``aclrtCreateEventExWithFlag``), as PyTorch uses them.
+
+    Args:
+      card: The card.
+      flag: Any of SYNC, CAPTURE_STREAM_PROGRESS and TIME_LINE together, or IPC alone.
+      site: Call site, filled in by the runtime.
+
+    Returns:
+      The card and a handle. Status 107000 for other flags, 207007 as :func:`create_event`.
+    """
+    return _create(card, flag, site, kind=EventKind.EX)
 
 
 @verb
 def destroy_event(card: CardState, event: Number, *, site: Site = None) -> CardState:
-    """Give the event's slot back (``aclrtDestroyEvent``); waits already queued keep what they wait for."""
+    """Give the event's slot back without blocking (``aclrtDestroyEvent``).
+
+    What is queued stays queued: waits keep what they wait for, and no later event in the slot releases them. Status
+    107000 for an unknown event.
+    """
     return _destroy(card, event, site)
 
 
@@ -87,35 +223,43 @@ def destroy_event(card: CardState, event: Number, *, site: Site = None) -> CardS
 def record_event(card: CardState, event: Number, stream: Number, *, site: Site = None) -> CardState:
     """Mark the current end of ``stream`` (``aclrtRecordEvent``). Recording again moves the mark.
 
-    Status 107003 for an unknown stream, 107000 for an unknown event.
+    Status 107003 for an unknown stream, 107000 for an unknown event or one for the device only.
     """
-    return _record(make_room(card, site), event, stream, site)
+    return _record(make_room(card, site, stream), event, stream, site)
 
 
 @verb
-def stream_wait_event(card: CardState, stream: Number, event: Number, *, site: Site = None) -> CardState:
-    """Let ``stream`` wait for the latest record of ``event`` (``aclrtStreamWaitEvent``).
+def reset_event(card: CardState, event: Number, stream: Number, *, site: Site = None) -> CardState:
+    """Clear the event when ``stream`` gets there, so that it can be waited for again (``aclrtResetEvent``).
 
-    The wait is bound to the record that is the latest now; a later record does not change it, and an event that was
-    never recorded holds nobody up (hicann/runtime ``docs/zh/api_ref/07_event_management.md``, Ex events).
+    Streams whose wait has not come up by then go on waiting, for the next record. Status 207000 for an event that was
+    not created by ``create_event_with_flag`` with SYNC or EXTERNAL; otherwise as :func:`record_event`.
     """
-    return _wait(make_room(card, site), stream, event, site)
+    return _reset(make_room(card, site, stream), event, stream, site)
 
 
-def event_elapsed_ms(card: CardState, start: Number, end: Number) -> float:
-    """Return the time between two recorded and finished events in ms (``aclrtEventElapsedTime``); host-side.
+@verb
+def stream_wait_event(
+    card: CardState, stream: Number, event: Number, *, timeout_s: Number | None = None, site: Site = None
+) -> CardState:
+    """Let ``stream`` wait for ``event`` (``aclrtStreamWaitEvent``, ``aclrtStreamWaitEventWithTimeout``).
 
-    Raises:
-      AscendError: 507000 if one was never recorded, 107006 if one is not finished or its command fell out of the log.
+    The wait is bound to the record that is the latest now, a later one does not change it, and an event that was never
+    recorded holds nobody up. (The open runtime answers 107000 to that for an event of ``create_event``.) If the latest
+    record is in ``stream`` itself nothing is queued, at no cost. For an event of ``create_event_with_flag`` the wait
+    looks at the flag when the stream gets there instead.
+
+    Args:
+      card: The card.
+      stream: Stream that waits.
+      event: Event it waits for.
+      timeout_s: Whole seconds after which a wait that has come up fails the stream, 0 = never; None = what the card's
+        wait timeout says (``aclrtSetOpWaitTimeout``).
+      site: Call site, filled in by the runtime.
+
+    Returns:
+      The card. Status as :func:`record_event`, 207000 for an event without SYNC, 107000 for a negative timeout. A wait
+      for a record of a capture takes ``stream`` into it, 107031 if it is the default stream; a captured stream cannot
+      wait for a record outside, 107024.
     """
-    instants = []
-    fields, times = np.asarray(card.table.fields), np.asarray(card.table.times)
-    for name, event in (("start", start), ("end", end)):
-        sequence = int(card.events[int(event), Event.RECORD])
-        if sequence == layout.NONE:
-            raise AscendError(Code.RT_INTERNAL_ERROR, f"{name} event {int(event)} was never recorded")
-        row = sequence % card.table.rows
-        if fields[row, Field.SEQUENCE] != sequence or times[row, Time.PHASE] != Phase.DONE:
-            raise AscendError(Code.RT_EVENT_TIMESTAMP_INVALID, f"{name} event {int(event)} has no time stamp")
-        instants.append(int(clock.to_ns(times[row, Time.END_HI], times[row, Time.END_LO])))
-    return (instants[1] - instants[0]) / 1e6
+    return _wait(make_room(card, site, stream), stream, event, timeout_s, site)

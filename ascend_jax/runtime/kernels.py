@@ -12,6 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
+
+from ascend_jax.chip.spec import ChipSpec
 
 Shape = tuple[int, ...]
 ValueFunction = Callable[..., Sequence[jax.Array]]
@@ -87,17 +90,78 @@ class KernelSpec:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What a kernel asks of the card; all leaves are scalars, so tiles and chips can be vmapped."""
+    """What a kernel asks of the card; all leaves are scalars, so tiles and chips can be vmapped.
 
-    duration_ns: jax.Array  # float32, from first block started to last block done, on an otherwise idle card
-    cube_cores: jax.Array  # int32, cube cores held
-    vector_cores: jax.Array  # int32, vector cores held
+    A kernel is a number of equal blocks. Each takes ``cube_cores`` and ``vector_cores`` for ``block_ns``; more blocks than
+    fit run in waves. HBM and L2 bytes are those of the whole launch, and all blocks draw them evenly.
+    """
+
+    head_ns: jax.Array  # float32, launch head, before the first blocks compute
+    block_ns: jax.Array  # float32, time of one block on an otherwise idle card
     blocks: jax.Array  # int32, blockDim of the launch
+    cube_cores: jax.Array  # int32, 0 or 1, cube cores of one block
+    vector_cores: jax.Array  # int32, 0..2, vector cores of one block
+    all_at_once: jax.Array  # int32, 1: blocks wait for each other, so all start together (schedule mode 1)
     cube_busy_ns: jax.Array  # float32, busy time of one cube core
     vector_busy_ns: jax.Array  # float32, busy time of one vector core
     hbm_bytes: jax.Array  # float32, bytes read from and written to HBM
+    l2_bytes: jax.Array  # float32, bytes moved between L2 and the cores
     limit: jax.Array  # int32, which unit bounds the time (index into LIMITS)
     tile: jax.Array  # int32, the operator's own number for the tiling it chose
+
+    def duration_ns(self, chip: ChipSpec) -> jax.Array:
+        """Return the time from first block started to last block done on an otherwise idle card, float32."""
+        return self.head_ns + self.waves(chip) * self.block_ns
+
+    def waves(self, chip: ChipSpec) -> jax.Array:
+        """Return in how many waves the blocks run on an otherwise idle card, float32."""
+        cube = chip["cube_cores"] / jnp.maximum(self.cube_cores, 1)
+        vector = chip["vector_cores"] // jnp.maximum(self.vector_cores, 1)
+        at_once = jnp.minimum(
+            jnp.where(self.cube_cores > 0, cube, jnp.inf), jnp.where(self.vector_cores > 0, vector, jnp.inf)
+        )
+        return jnp.ceil(self.blocks / at_once)
+
+
+def kernel_cost(
+    block_ns: ArrayLike,
+    *,
+    blocks: ArrayLike = 1,
+    cube_cores: ArrayLike = 0,
+    vector_cores: ArrayLike = 0,
+    head_ns: ArrayLike = 0.0,
+    all_at_once: ArrayLike = False,
+    cube_busy_ns: ArrayLike = 0.0,
+    vector_busy_ns: ArrayLike = 0.0,
+    hbm_bytes: ArrayLike = 0.0,
+    l2_bytes: ArrayLike = 0.0,
+    limit: str = "fixed",
+) -> Cost:
+    """Return the cost of a kernel of equal blocks; see :class:`Cost` for the fields.
+
+    Raises:
+      ValueError: ``limit`` is none of :data:`LIMITS`.
+
+    >>> int(kernel_cost(1000.0, blocks=48, vector_cores=1).blocks)
+    48
+    """
+    if limit not in LIMITS:
+        raise ValueError(f"limit = {limit!r}: must be one of {', '.join(LIMITS)}")
+    whole = {"blocks": blocks, "cube_cores": cube_cores, "vector_cores": vector_cores, "all_at_once": all_at_once}
+    real = {
+        "head_ns": head_ns,
+        "block_ns": block_ns,
+        "cube_busy_ns": cube_busy_ns,
+        "vector_busy_ns": vector_busy_ns,
+        "hbm_bytes": hbm_bytes,
+        "l2_bytes": l2_bytes,
+    }
+    return Cost(
+        **{name: jnp.asarray(value, jnp.int32) for name, value in whole.items()},
+        **{name: jnp.asarray(value, jnp.float32) for name, value in real.items()},
+        limit=jnp.int32(LIMITS.index(limit)),
+        tile=jnp.int32(0),
+    )
 
 
 LIMITS = ("cube", "vector", "memory", "fixed")

@@ -9,14 +9,16 @@ from jax import lax
 from ascend_jax.runtime import bytes as hbm
 from ascend_jax.runtime import clock, layout, status
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.commands import Command, answer, at_least_1ns, enqueue, is_stream
+from ascend_jax.runtime.commands import Command, answer, at_least_1ns, enqueue
 from ascend_jax.runtime.edge import Site, stage, verb
+from ascend_jax.runtime.handles import find_stream
 from ascend_jax.runtime.host import spend
-from ascend_jax.runtime.kernels import Executor, KernelSpec
+from ascend_jax.runtime.kernels import Cost, Executor, KernelSpec
 from ascend_jax.runtime.layout import GRANULE_BYTES, Field, Kind, Operand, Resource
 from ascend_jax.runtime.memory import Range, byte_range, is_live
 from ascend_jax.runtime.rows import Number, put_row
 from ascend_jax.runtime.state import CardState
+from ascend_jax.runtime.status import first_failing
 from ascend_jax.runtime.synchronize import make_room
 
 
@@ -35,37 +37,63 @@ def _launch(
     scratch = byte_range(workspace, 0, executor.workspace_bytes).as_int32()
     operands = put_row(executor.operands, layout.WORKSPACE, jnp.stack(scratch[: len(Operand)]))
     uses_workspace = executor.workspace_bytes > 0
-    code = status.first_code(
-        (~is_stream(card, jnp.asarray(stream)), Code.RT_STREAM_CONTEXT),
-        (uses_workspace & (workspace == layout.NULL), Code.PARAM_NULLPTR),
-    )
+    code, slot = find_stream(card, stream)
+    code = first_failing(code, status.first_code((uses_workspace & (workspace == layout.NULL), Code.PARAM_NULLPTR)))
     code = jnp.where(executor.code != Code.SUCCESS, executor.code, code)
-    code = jnp.where(code == Code.SUCCESS, _check_operands(card, executor, operands), code)
+    code = first_failing(code, _check_operands(card, executor, operands), _check_blocks(card, executor.cost))
     bit = uses_workspace.astype(jnp.int32) << layout.WORKSPACE
-    cost = executor.cost
     card = spend(card, card.chip["host_launch_ns"])
     bits = lax.bitcast_convert_type(executor.scalars, jnp.int32)
-    command = Command(
-        Kind.KERNEL,
-        stream,
-        duration=at_least_1ns(clock.from_ns(cost.duration_ns)),
-        need={Resource.CUBE: cost.cube_cores, Resource.VECTOR: cost.vector_cores},
+    fields = {Field.KERNEL: kernel, Field.SITE: site, **{Field.SCALARS + i: bits[i] for i in range(layout.SCALARS)}}
+    command = kernel_command(card, executor.cost, slot)
+    command = dataclasses.replace(
+        command,
         operands=operands,
         reads=executor.reads | bit,
         writes=executor.writes | bit,
+        fields=command.fields | fields,
+    )
+    card, code = enqueue(card, command, code)
+    return answer(card, code, site, slot)[0]
+
+
+def kernel_command(card: CardState, cost: Cost, slot: Number) -> Command:
+    """Return the command of a kernel with this cost, without operands.
+
+    A block's share of HBM and L2 is what it draws at full speed of what the whole card has, rounded down so that a
+    kernel alone is never slowed by rounding.
+    """
+    seconds = cost.block_ns * jnp.maximum(cost.blocks, 1) * 1e-9
+    shares = [
+        jnp.clip(jnp.floor(layout.SHARES * nbytes / (seconds * card.chip[rate])), 0, layout.SHARES - 1)
+        for nbytes, rate in ((cost.hbm_bytes, "hbm_bytes_per_s"), (cost.l2_bytes, "l2_bytes_per_s"))
+    ]
+    return Command(
+        Kind.KERNEL,
+        slot,
+        block=at_least_1ns(clock.from_ns(cost.block_ns)),
+        head_ns=jnp.minimum(jnp.ceil(cost.head_ns), layout.CHUNK_NS - 1),
+        blocks=cost.blocks,
+        need={Resource.CUBE: cost.cube_cores, Resource.VECTOR: cost.vector_cores},
         fields={
-            Field.BLOCKS: cost.blocks,
-            Field.KERNEL: kernel,
+            Field.MODE: cost.all_at_once,
+            Field.HBM_SHARE: shares[0],
+            Field.L2_SHARE: shares[1],
             Field.CUBE_NS: jnp.ceil(cost.cube_busy_ns),
             Field.VECTOR_NS: jnp.ceil(cost.vector_busy_ns),
             Field.MOVED: jnp.ceil(cost.hbm_bytes / GRANULE_BYTES),
             Field.LIMIT: cost.limit,
-            Field.SITE: site,
-        }
-        | {Field.SCALARS + i: bits[i] for i in range(layout.SCALARS)},
+        },
     )
-    card, code = enqueue(card, command, code)
-    return answer(card, code, site, stream)[0]
+
+
+def _check_blocks(card: CardState, cost: Cost) -> jax.Array:
+    """A block must fit the chip, and blocks that wait for each other must all fit at once, or none would ever end."""
+    cube, vector = cost.cube_cores, cost.vector_cores
+    at_once = jnp.where(cost.all_at_once == 1, cost.blocks, 1)
+    fits = (cube * at_once <= card.chip["cube_cores"]) & (vector * at_once <= card.chip["vector_cores"])
+    is_block = (cost.blocks >= 1) & (cost.blocks < 1 << 16) & (cube >= 0) & (cube <= 1) & (vector >= 0) & (vector <= 2)
+    return status.first_code((~(fits & is_block), Code.RT_PARAM_INVALID))
 
 
 def _check_operands(card: CardState, executor: Executor, operands: jax.Array) -> jax.Array:
@@ -97,10 +125,10 @@ def launch(card: CardState, executor: Executor, workspace: Number, stream: Numbe
 
     Returns:
       The card. Status: the code of the first phase if that failed; 107003 for an unknown stream, 161001 for a missing
-      workspace or operand, 107000 for an operand outside every live block.
+      workspace or operand, 107000 for an operand outside every live block or blocks that can never all be placed.
     """
     assert executor.kernel is not None
-    card = make_room(card, site)
+    card = make_room(card, site, stream)
     card, kernel = load_kernel(card, executor.kernel)
     # the stage does not depend on the kernel, so all kernels share its compilation
     return _launch(card, dataclasses.replace(executor, kernel=None), kernel, workspace, stream, site)

@@ -159,14 +159,17 @@ class Field(enum.IntEnum):
     MOVED = BLOCKS + 21  # granules moved to and from HBM
     LIMIT = BLOCKS + 22  # which unit bounds the time
     SITE = BLOCKS + 23  # call site
-    SCALARS = BLOCKS + 24  # first of SCALARS columns: bits of a kernel's float32 arguments
+    POSITION = BLOCKS + 24  # running number in its stream's queue
+    SCALARS = BLOCKS + 25  # first of SCALARS columns: bits of a kernel's float32 arguments
 
 
 SCALARS = 4  # float arguments that a kernel can have
 FIELDS = Field.SCALARS + SCALARS  # columns of ``CommandTable.fields``; NEED and SCALARS span several
 SHARES = 1 << 16  # a pool's whole rate, in the units of HBM_SHARE and L2_SHARE
 FULL_RATE = 256  # work units that a block at full speed does in 1 ns
-LONGEST_BLOCK_HI = (1 << 15) - 1  # limbs: a block is shorter than 9 hours
+CHUNK_NS = 1 << 22  # while something runs, time moves by this at most
+WORK_CHUNK = CHUNK_NS * FULL_RATE  # work is a number of chunks and a rest
+LONGEST_BLOCK_HI = (1 << 8) - 1  # limbs: a block is shorter than 274 s, 2**16 chunks
 
 
 class Operand(enum.IntEnum):
@@ -179,11 +182,14 @@ class Operand(enum.IntEnum):
 
 
 class Time(enum.IntEnum):
-    """Columns of ``CommandTable.times`` [N + 1, len(Time)], written by the engine."""
+    """Columns of ``CommandTable.times`` [N + 1, len(Time)], written by the engine.
 
-    PHASE = 0
-    READY_HI = 1
-    READY_LO = 2
+    A command is ready once it is issued and at the head of its stream; a wait starts, and ends, when it is over.
+    """
+
+    READY_HI = 0
+    READY_LO = 1
+    PHASE = 2
     START_HI = 3
     START_LO = 4
     END_HI = 5
@@ -208,33 +214,22 @@ class Stream(enum.IntEnum):
     PENDING = 12  # commands not finished yet
     ERROR = 13  # code of the first failed command, sticky
     HEAD = 14  # row of the oldest unfinished command, N when empty
-    WAITING = 15  # blocks of the head command not started; valid once it has started
-    ORDER = 16  # number of the instant at which the head command became ready, UNREADY before
-    READY_HI = 17
-    READY_LO = 18
-    START_HI = 19  # NONE before the first block has started
-    START_LO = 20
-    DEADLINE_HI = 21  # FOREVER_HI: none
-    DEADLINE_LO = 22
-    GROUP = 23  # first of GROUPS * len(Group) columns
+    KEY = 15  # order in which commands are served: priority and instant at which ready; UNREADY before
+    WAKE_HI = 16  # when it must be looked at again: its deadline; FOREVER_HI: never
+    WAKE_LO = 17
+    START_HI = 18  # NONE before the first block has started
+    START_LO = 19
+    COUNTS = 20  # blocks not started, running in the second group and in the first: 16 + 8 + 8 bits
+    CHUNKS = 21  # whole WORK_CHUNKs left per block of the second and first group: 16 + 16 bits
+    REST_FIRST = 22  # work left per block of the first group beyond the chunks
+    REST_SECOND = 23
 
 
-class Group(enum.IntEnum):
-    """Columns of one group: blocks of one command that started at one instant."""
-
-    BLOCKS = 0  # 0: no such group
-    WORK_HI = 1  # work left per block, in units of 2**WORK_SHIFT / FULL_RATE ns
-    WORK_LO = 2  # and of 1 / FULL_RATE ns
-
-
-GROUPS = 2  # groups that a command can have under way
-STREAM_COLUMNS = Stream.GROUP + GROUPS * len(Group)
-WORK_SHIFT = 22
-UNREADY = (1 << 27) - 1
+UNREADY = 2**31 - 1
 FRESH_HEAD = {  # engine columns of a stream whose head command has not been looked at
-    Stream.ORDER: UNREADY,
+    Stream.KEY: UNREADY,
+    Stream.WAKE_HI: FOREVER_HI,
     Stream.START_HI: NONE,
-    Stream.DEADLINE_HI: FOREVER_HI,
 }
 
 

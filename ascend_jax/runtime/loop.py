@@ -50,18 +50,18 @@ def settle_loop(
         done = lax.while_loop(lambda c: any_unfinished(tables, c).any(), lambda c: step_all(tables, c), carry)
         return done, jax.tree.map(lambda _: True, done)
 
-    return run(tables, _varying_together(tables, carry))
+    return run(tables, varying_together(tables, carry)[1])
 
 
-def _varying_together(tables: Tree, carry: Tree) -> Tree:
-    """Under ``shard_map``, let every leaf of the carry vary with the cards as soon as one leaf or table does."""
+def varying_together(tables: Tree, carry: Tree) -> tuple[Tree, Tree]:
+    """Under ``shard_map``, let every leaf vary with the cards as soon as one does; return both trees."""
     axes = frozenset().union(*(_varying_axes(leaf) for leaf in jax.tree.leaves((tables, carry))))
 
     def vary(leaf: jax.Array) -> jax.Array:
         missing = tuple(sorted(axes - _varying_axes(leaf)))
         return lax.pcast(leaf, missing, to="varying") if missing else leaf
 
-    return jax.tree.map(vary, carry)
+    return jax.tree.map(vary, (tables, carry))
 
 
 def _varying_axes(leaf: jax.Array) -> frozenset[str]:

@@ -42,3 +42,13 @@ def with_entries(table: jax.Array, entries: Mapping[Any, Number]) -> jax.Array:
         for i in range(table.shape[-1])
     ]
     return jnp.stack(columns, axis=-1)
+
+
+def get_lane_rows(tables: jax.Array, rows: jax.Array) -> jax.Array:
+    """Return ``tables[b, rows[..., b]]`` for every lane b: int32 [..., B, columns] of [B, N, columns]."""
+    return tables.at[jnp.arange(tables.shape[0]), rows].get(mode="promise_in_bounds")
+
+
+def put_lane_rows(tables: jax.Array, rows: jax.Array, values: jax.Array, columns: slice = slice(None)) -> jax.Array:
+    """Return ``tables`` with ``tables[b, rows[b], columns] = values[b]`` for every lane b."""
+    return tables.at[jnp.arange(tables.shape[0]), rows, columns].set(values, mode="promise_in_bounds")

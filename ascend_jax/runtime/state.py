@@ -67,7 +67,7 @@ class CardState:
     hbm: Heap
     host: Heap
     table: CommandTable
-    streams: jax.Array  # int32 [S + 1, STREAM_COLUMNS]
+    streams: jax.Array  # int32 [S + 1, len(Stream)]
     events: jax.Array  # int32 [E + T, len(Event)], events, then notifies
     values: jax.Array  # int32 [V, 2], granule and byte offset of the addresses that value waits look at; 0 = unused
     cells: jax.Array  # int32 [C, 2], high and low word; C = E + T + V + (S + 1) + H
@@ -161,7 +161,7 @@ def init(
     host_backing_bytes = _whole_granules(host_backing_bytes)
     max_commands = 1 << (max_commands - 1).bit_length()
     nbytes = hbm_backing_bytes + host_backing_bytes + CHUNK_BYTES
-    streams = _filled(max_streams + 1, dict(layout.FRESH_HEAD) | {Stream.REPORTER: layout.NONE}, layout.STREAM_COLUMNS)
+    streams = _filled(max_streams + 1, dict(layout.FRESH_HEAD) | {Stream.REPORTER: layout.NONE}, len(Stream))
     streams[:, [Stream.HEAD, Stream.LAST]] = max_commands
     streams[[0, max_streams], Stream.ALIVE] = 1  # the default stream, and the host's own
     events = _filled(

@@ -9,7 +9,7 @@ import numpy as np
 from ascend_jax.runtime import callsite, layout
 from ascend_jax.runtime.codes import EXPLANATIONS, AscendError, Code
 from ascend_jax.runtime.layout import StatusWord
-from ascend_jax.runtime.rows import with_entries
+from ascend_jax.runtime.rows import Number, with_entries
 from ascend_jax.runtime.state import CardState, require_single
 
 
@@ -34,12 +34,17 @@ def overrule(card: CardState, code: Code, site: jax.Array, stream: jax.Array) ->
     return note(dataclasses.replace(card, status=undone), jnp.int32(code), site, stream).status
 
 
-def first_code(*checks: tuple[jax.Array, Code]) -> jax.Array:
+def first_code(*checks: tuple[jax.Array, Number]) -> jax.Array:
     """Return the code of the first check that holds (``(is_wrong, code)`` pairs), or 0."""
     code = jnp.int32(Code.SUCCESS)
     for is_wrong, wrong in reversed(checks):
-        code = jnp.where(is_wrong, jnp.int32(wrong), code)
+        code = jnp.where(is_wrong, jnp.asarray(wrong, jnp.int32), code)
     return code
+
+
+def first_failing(*codes: jax.Array) -> jax.Array:
+    """Return the first code that is not 0, or 0."""
+    return first_code(*((code != Code.SUCCESS, code) for code in codes))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,104 +5,211 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from ascend_jax.runtime import engine, layout, status
+from ascend_jax.runtime import status
+from ascend_jax.runtime.advance import ALL_STREAMS, Goal, advance
+from ascend_jax.runtime.capture_rules import illegal_sync
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.commands import is_stream, row_of
+from ascend_jax.runtime.commands import is_pending, row_of
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
-from ascend_jax.runtime.engine import ALL_STREAMS, Goal
+from ascend_jax.runtime.handles import find_event, find_stream, has_context
 from ascend_jax.runtime.host import spend
-from ascend_jax.runtime.layout import Clock, Event, Phase, Time
+from ascend_jax.runtime.layout import (
+    FOREVER_HI,
+    LIMB,
+    NONE,
+    Clock,
+    Device,
+    Event,
+    EventKind,
+    Field,
+    Phase,
+    Stream,
+    Time,
+)
 from ascend_jax.runtime.rows import Number, get_row
 from ascend_jax.runtime.state import CardState
+from ascend_jax.runtime.status import first_code
 from ascend_jax.runtime.values import apply_effects
 
 
 @stage
-def _advance(
-    card: CardState, stream: Number, command: Number, is_blocking: bool | jax.Array, site: Number
-) -> CardState:
-    goal = Goal(jnp.asarray(stream, jnp.int32), jnp.asarray(command, jnp.int32), jnp.asarray(is_blocking))
-    card, is_stuck = engine.advance(card, goal)
-    failed = status.overrule(card, Code.DEADLOCK, jnp.asarray(site, jnp.int32), goal.stream)
-    return dataclasses.replace(card, status=jnp.where(is_stuck, failed, card.status))
-
-
-def settle(card: CardState, stream: Number, command: Number, is_blocking: bool | jax.Array, site: Site) -> CardState:
-    """Simulate until a goal is reached and bring memory up to date (see :class:`~.engine.Goal`).
-
-    Status 900003 if the goal can never be reached.
-    """
-    return apply_effects(_advance(card, stream, command, is_blocking, site))
+def _advance(card: CardState, goal: Goal, expired: Number, site: Number) -> CardState:
+    goal = Goal(*(jnp.asarray(number, jnp.int32) for number in goal))
+    card, ending = advance(card, goal)
+    code = first_code(
+        (card.device[Device.ERROR] != 0, card.device[Device.ERROR]),
+        (_stream_errors(card, goal.stream) != 0, _stream_errors(card, goal.stream)),
+        (_is_dropped(card, goal.command), jnp.int32(Code.RT_STREAM_ABORT)),
+        (ending.is_stuck, jnp.int32(Code.DEADLOCK)),
+        (ending.is_late, jnp.asarray(expired, jnp.int32)),
+    )
+    failed = status.overrule(card, code, jnp.asarray(site, jnp.int32), goal.stream)
+    return dataclasses.replace(card, status=jnp.where(code != Code.SUCCESS, failed, card.status))
 
 
 @stage
-def _blocker(card: CardState) -> tuple:
-    """The command whose row the next one needs and that is not finished, or NONE."""
-    sequence = card.clock[Clock.ENQUEUED]
-    phase = get_row(card.table.times, row_of(card.table.fields, sequence))[Time.PHASE]
-    is_taken = (phase >= Phase.QUEUED) & (phase < Phase.DONE)
-    return card, jnp.where(is_taken, sequence - card.table.rows, layout.NONE)
+def _look(card: CardState) -> CardState:
+    return advance(card, None)[0]
 
 
-def make_room(card: CardState, site: Site) -> CardState:
-    """Block the host until the command table has a row for the next command, as a full queue does on a card.
+def _stream_errors(card: CardState, stream: jax.Array) -> jax.Array:
+    """Return the error of the stream waited for; of the first stream that has one if it is all of them."""
+    errors = card.streams[:, Stream.ERROR]
+    awaited = (jnp.arange(errors.shape[0]) == stream) | (stream == ALL_STREAMS)
+    wrong = awaited & (errors != 0)
+    return jnp.where(wrong.any(), get_row(errors, jnp.argmax(wrong)), Code.SUCCESS)
 
-    Under ``jit`` the table must be large enough: there the call answers 900001 instead.
+
+def _is_dropped(card: CardState, command: jax.Array) -> jax.Array:
+    fields = card.table.fields
+    row = row_of(fields, jnp.maximum(command, 0))
+    is_known = (command >= 0) & (get_row(fields, row)[Field.SEQUENCE] == command)
+    return is_known & (get_row(card.table.times, row)[Time.PHASE] == Phase.DROPPED)
+
+
+def settle(
+    card: CardState, goal: Goal, site: Site, expired: Number = Code.RT_STREAM_SYNC_TIMEOUT
+) -> CardState:
+    """Block the host until ``goal`` is reached and bring memory up to date.
+
+    The status of the call noted last is overruled with the error of the device or of the stream waited for, 107023 if
+    the command waited for was dropped, 900003 if the goal can never be reached, ``expired`` past its timeout.
     """
-    card, blocker = _blocker(card)
-    known = concrete(blocker)
-    return card if known is None or known == layout.NONE else settle(card, layout.NONE, blocker, True, site)
+    return apply_effects(_advance(card, goal, expired, site))
 
 
 def look(card: CardState, site: Site) -> CardState:
     """Simulate the device up to where the host stands."""
-    return settle(card, layout.NONE, layout.NONE, False, site)
+    del site
+    return apply_effects(_look(card))
 
 
 @stage
-def _begin_stream(card: CardState, stream: Number, site: Number) -> tuple:
-    good = is_stream(card, stream)
-    code = jnp.where(good, Code.SUCCESS, Code.RT_STREAM_CONTEXT)
-    card = status.note(spend(card, card.chip["host_sync_ns"]), code, site, stream)
-    return card, jnp.where(good, stream, layout.NONE)
+def _blocker(card: CardState, stream: Number) -> tuple:
+    """The command that must finish before the next one can be enqueued in ``stream``, or NONE."""
+    sequence, fields = card.clock[Clock.ENQUEUED], card.table.fields
+    is_taken = is_pending(get_row(card.table.times, row_of(fields, sequence))[Time.PHASE])
+    code, slot = find_stream(card, stream)
+    entry = get_row(card.streams, slot)
+    is_deep = (code == Code.SUCCESS) & (entry[Stream.PENDING] >= card.chip["queue_depth"])
+    oldest = get_row(fields, entry[Stream.HEAD])[Field.SEQUENCE]
+    return card, jnp.where(is_taken, sequence - card.table.rows, jnp.where(is_deep, oldest, NONE))
+
+
+def make_room(card: CardState, site: Site, stream: Number = 0) -> CardState:
+    """Block the host until the next command has a row in the table and a place in its stream's queue, as on a card.
+
+    Under ``jit`` both must be large enough: there the call answers 900001 when the table is full, and a stream is as
+    deep as the table.
+    """
+    card, blocker = _blocker(card, stream)
+    known = concrete(blocker)
+    return card if known is None or known == NONE else settle(card, Goal(command=blocker), site)
+
+
+def timeout_of(timeout_ms: Number) -> tuple[jax.Array, jax.Array]:
+    """Return a timeout in ms as (hi, lo) limbs of ns; never for a negative one."""
+    ms = jnp.asarray(timeout_ms, jnp.int32)
+    high = (jnp.maximum(ms, 0) >> 15) * 15_625  # a million ns is 15625 << 6, so this counts 2**21 ns
+    low = (jnp.maximum(ms, 0) & (2**15 - 1)) * 15_625  # and this 2**6 ns
+    hi, lo = (high >> 9) + (low >> 24), ((high & 511) << 21) + ((low & (2**24 - 1)) << 6)
+    return jnp.where(ms < 0, FOREVER_HI, hi + (lo >> 30)), lo & (LIMB - 1)
+
+
+def _refused(timeout_ms: Number) -> jax.Array:
+    ms = jnp.asarray(timeout_ms, jnp.int32)
+    return (ms == 0) | (ms < -1)
 
 
 @stage
-def _begin_event(card: CardState, event: Number, site: Number) -> tuple:
-    slot = jnp.clip(event, 0, card.events.shape[0] - 1)
+def _begin_stream(card: CardState, stream: Number, timeout_ms: Number, site: Number) -> tuple:
+    code, slot = find_stream(card, stream)
+    code = jnp.where(code == Code.SUCCESS, illegal_sync(card, slot), code)
+    code = jnp.where(code == Code.SUCCESS, first_code((_refused(timeout_ms), Code.RT_PARAM_INVALID)), code)
+    card = status.note(spend(card, card.chip["host_sync_ns"]), code, site, slot)
+    ok = code == Code.SUCCESS
+    hi, lo = timeout_of(timeout_ms)
+    return card, Goal(stream=jnp.where(ok, slot, NONE), timeout_hi=jnp.where(ok, hi, FOREVER_HI), timeout_lo=lo)
+
+
+@stage
+def _begin_event(card: CardState, event: Number, timeout_ms: Number, site: Number) -> tuple:
+    code, slot = find_event(card, event)
     entry = get_row(card.events, slot)
-    good = (event == slot) & (entry[Event.ALIVE] == 1)
-    code = jnp.where(good, Code.SUCCESS, Code.RT_PARAM_INVALID)
+    code = jnp.where(
+        code == Code.SUCCESS,
+        first_code(
+            (_refused(timeout_ms), Code.RT_PARAM_INVALID), (entry[Event.CAPTURED] == 1, Code.RT_EVENT_CAPTURED)
+        ),
+        code,
+    )
     card = status.note(spend(card, card.chip["host_sync_ns"]), code, site)
-    return card, jnp.where(good, entry[Event.RECORD], layout.NONE)
+    ok = code == Code.SUCCESS
+    is_flag = entry[Event.KIND] == EventKind.FLAG
+    hi, lo = timeout_of(timeout_ms)
+    return card, Goal(
+        command=jnp.where(ok & ~is_flag, entry[Event.RECORD], NONE),
+        cell=jnp.where(ok & is_flag, slot, NONE),
+        at_least=1,
+        timeout_hi=jnp.where(ok, hi, FOREVER_HI),
+        timeout_lo=lo,
+    )
 
 
 @stage
-def _begin_device(card: CardState, site: Number) -> CardState:
-    return status.note(spend(card, card.chip["host_sync_ns"]), jnp.int32(Code.SUCCESS), site)
+def _begin_device(card: CardState, timeout_ms: Number, site: Number) -> tuple:
+    code = first_code((~has_context(card), Code.RT_CONTEXT_NULL), (_refused(timeout_ms), Code.RT_PARAM_INVALID))
+    code = jnp.where(code == Code.SUCCESS, illegal_sync(card, ALL_STREAMS), code)
+    card = status.note(spend(card, card.chip["host_sync_ns"]), code, site)
+    ok = code == Code.SUCCESS
+    hi, lo = timeout_of(timeout_ms)
+    goal = Goal(stream=jnp.where(ok, ALL_STREAMS, NONE), timeout_hi=jnp.where(ok, hi, FOREVER_HI), timeout_lo=lo)
+    return card, goal
 
 
 @verb
-def synchronize_stream(card: CardState, stream: Number, *, site: Site = None) -> CardState:
-    """Block the host until every command of ``stream`` is done (``aclrtSynchronizeStream``).
+def synchronize_stream(
+    card: CardState, stream: Number, *, timeout_ms: Number = -1, site: Site = None
+) -> CardState:
+    """Block the host until every command of ``stream`` is done (``aclrtSynchronizeStreamWithTimeout``).
 
-    Status 107003 if there is no such stream, 900003 if the stream can never finish.
+    Args:
+      card: The card.
+      stream: Stream handle.
+      timeout_ms: How long to wait at most; -1 for ever.
+      site: Call site, filled in by the runtime.
+
+    Returns:
+      The card. Status: 107002 and 107003 as every stream call; 107000 for a timeout of 0 or below -1; 507046 when the
+      timeout comes first, and the stream goes on; the stream's or device's error if a command has failed, now and at
+      every later call; 107027 while the stream is captured; 900003 if it can never finish (see ``deadlock_report``).
     """
-    card, goal = _begin_stream(card, stream, site)
-    return settle(card, goal, layout.NONE, True, site)
+    card, goal = _begin_stream(card, stream, timeout_ms, site)
+    return settle(card, goal, site)
 
 
 @verb
-def synchronize_event(card: CardState, event: Number, *, site: Site = None) -> CardState:
-    """Block the host until the latest record of ``event`` is done (``aclrtSynchronizeEvent``).
+def synchronize_event(
+    card: CardState, event: Number, *, timeout_ms: Number = -1, site: Site = None
+) -> CardState:
+    """Block the host until the latest record of ``event`` is done (``aclrtSynchronizeEventWithTimeout``).
 
-    An event that was never recorded does not block. Status 107000 if there is no such event.
+    An event that was never recorded does not block, except one of the flag kind, which is waited for until it is set.
+
+    Status 107000 if there is no such event or the timeout is 0 or below -1, 507047 when the timeout comes first, 107023
+    if the record was dropped.
     """
-    card, command = _begin_event(card, event, site)
-    return settle(card, layout.NONE, command, True, site)
+    card, goal = _begin_event(card, event, timeout_ms, site)
+    return settle(card, goal, site, Code.RT_EVENT_SYNC_TIMEOUT)
 
 
 @verb
-def synchronize_device(card: CardState, *, site: Site = None) -> CardState:
-    """Block the host until every stream of the card is empty (``aclrtSynchronizeDevice``)."""
-    return settle(_begin_device(card, site), ALL_STREAMS, layout.NONE, True, site)
+def synchronize_device(card: CardState, *, timeout_ms: Number = -1, site: Site = None) -> CardState:
+    """Block the host until every stream of the card is empty (``aclrtSynchronizeDeviceWithTimeout``).
+
+    Codes as :func:`synchronize_stream`; 107030 while anything is captured.
+    """
+    card, goal = _begin_device(card, timeout_ms, site)
+    return settle(card, goal, site)
+
+

@@ -13,16 +13,17 @@ from jax.typing import ArrayLike
 
 from ascend_jax.runtime import bytes as hbm
 from ascend_jax.runtime import layout
+from ascend_jax.runtime.advance import Goal
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.commands import Command, answer, host_stream, operand_rows, transfer_time
-from ascend_jax.runtime.copies import check_range, engine_of, granules, is_empty, submit
+from ascend_jax.runtime.commands import Command, answer, host_stream, operand_rows
+from ascend_jax.runtime.copies import check_range, find_queue, is_empty, submit, transfer
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.kernels import Argument, from_bytes, require_plain, to_bytes
-from ascend_jax.runtime.layout import Field, Kind
+from ascend_jax.runtime.layout import Kind
 from ascend_jax.runtime.memory import Range, byte_range
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
-from ascend_jax.runtime.status import first_code
+from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import look, make_room, settle
 
 
@@ -30,21 +31,13 @@ from ascend_jax.runtime.synchronize import look, make_room, settle
 def _pageable(card: CardState, place: Range, to_device: bool | jax.Array, site: Number) -> tuple:
     place, to_device = place.as_int32(), jnp.asarray(to_device)
     on_host = place.pointer < layout.NULL
-    code = first_code((on_host, Code.RT_PARAM_INVALID))
-    code = jnp.where(code == Code.SUCCESS, check_range(card, place), code)
-    need, rate = engine_of(card, on_host | ~to_device, on_host | to_device)
+    code, slot = find_queue(card, layout.NONE, True)
+    code = first_failing(code, first_code((on_host, Code.RT_PARAM_INVALID)), check_range(card, place))
+    moving = transfer(card, place, on_host | ~to_device, on_host | to_device)
     command = Command(
-        Kind.COPY,
-        host_stream(card),
-        duration=transfer_time(place, rate, card.chip["copy_latency_ns"]),
-        need=need,
-        operands=operand_rows(place),
-        writes=to_device,
-        reads=~to_device,
-        has_effect=False,
-        fields={Field.SITE: site, Field.MOVED: granules(place)},
+        Kind.COPY, slot, operands=operand_rows(place), writes=to_device, reads=~to_device, has_effect=False, **moving
     )
-    return submit(card, command, code, is_empty(place), layout.NONE, is_blocking=True)
+    return submit(card, command, code, is_empty(place), site, is_blocking=True)
 
 
 def _raw(array: ArrayLike) -> tuple[np.ndarray | jax.Array, int]:
@@ -99,7 +92,7 @@ def upload(card: CardState, dst: Number, array: ArrayLike, *, offset: Number = 0
     raw, nbytes = _raw(array)
     place = byte_range(dst, offset, nbytes)
     card, code = _pageable(make_room(card, site), place, True, site)
-    card = settle(card, host_stream(card), layout.NONE, True, site)
+    card = settle(card, Goal(stream=host_stream(card)), site)
     return _store(card, place, raw, code) if _has_bytes(card, nbytes) else card
 
 
@@ -115,7 +108,7 @@ def download(
     argument = _argument(shape, dtype)
     place = byte_range(src, offset, argument.nbytes)
     card, code = _pageable(make_room(card, site), place, False, site)
-    card = settle(card, host_stream(card), layout.NONE, True, site)
+    card = settle(card, Goal(stream=host_stream(card)), site)
     if not _has_bytes(card, argument.nbytes):
         return card, jnp.zeros(argument.shape, argument.dtype)
     return _load(card, place, code, argument=argument)
@@ -125,7 +118,7 @@ def download(
 def _check_host(card: CardState, place: Range, site: Number) -> tuple:
     place = place.as_int32()
     code = first_code((place.pointer > layout.NULL, Code.RT_PARAM_INVALID))
-    code = jnp.where(code == Code.SUCCESS, check_range(card, place), code)
+    code = first_failing(code, check_range(card, place))
     return answer(card, code, site, layout.NONE)
 
 

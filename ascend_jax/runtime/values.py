@@ -20,11 +20,11 @@ from jax import lax
 from ascend_jax.runtime import bytes as hbm
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.edge import concrete, stage
-from ascend_jax.runtime.kernels import KernelSpec
+from ascend_jax.runtime.kernels import KernelSpec, to_bytes
 from ascend_jax.runtime.layout import Effect, Field, Kind, Operand, Phase, Time
 from ascend_jax.runtime.loop import settle_loop
 from ascend_jax.runtime.memory import Range
-from ascend_jax.runtime.rows import get_row, with_entries
+from ascend_jax.runtime.rows import get_row
 from ascend_jax.runtime.state import CHUNK_BYTES, CardState
 
 _LATE = 2**31 - 1
@@ -72,20 +72,22 @@ def apply_effects(card: CardState) -> CardState:
 def list_due(card: CardState) -> tuple[CardState, Due]:
     """List the starts and ends that the engine has passed, by (time, ends first, sequence), and mark them applied."""
     fields, times = card.table.fields, card.table.times
-    phase, effect = times[:, Time.PHASE], times[:, Time.EFFECT]
-    starts = (phase >= Phase.RUNNING) & (effect < Effect.COMPUTED)
-    ends = (phase == Phase.DONE) & (effect < Effect.PUBLISHED)
+    phase, effect = times[:, Time.PHASE], card.table.effects
+    is_running, is_done, writes = phase == Phase.RUNNING, phase == Phase.DONE, fields[:, Field.WRITES] != 0
+    starts = writes & (is_running | is_done) & (effect < Effect.COMPUTED)
+    ends = writes & is_done & (effect < Effect.PUBLISHED)
     is_due = jnp.concatenate([starts, ends])
     hi = jnp.concatenate([times[:, Time.START_HI], times[:, Time.END_HI]])
-    lo = jnp.concatenate([times[:, Time.START_LO] * 2 + 1, times[:, Time.END_LO] * 2])
+    is_task = fields[:, Field.KIND] != Kind.VALUE_WRITE  # which starts and ends at once, and reads nothing
+    lo = jnp.concatenate([times[:, Time.START_LO] * 2 + is_task, times[:, Time.END_LO] * 2])
     order = jnp.lexsort((jnp.tile(fields[:, Field.SEQUENCE], 2), lo, jnp.where(is_due, hi, _LATE))).astype(jnp.int32)
     kernel = jnp.concatenate([fields[:, Field.KERNEL], jnp.full_like(phase, layout.NONE)])[order]
     places = Range(*(card.table.operands[..., column] for column in Operand))
     index = hbm.first_byte(card, places.pointer, places.offset)
     nbytes = (places.whole << layout.GRANULE_SHIFT) + places.rest
-    reached = jnp.where(phase == Phase.DONE, Effect.PUBLISHED, jnp.where(phase == Phase.RUNNING, Effect.COMPUTED, 0))
-    marked = with_entries(times, {Time.EFFECT: jnp.maximum(effect, reached)})
-    card = dataclasses.replace(card, table=dataclasses.replace(card.table, times=marked))
+    reached = jnp.where(ends, Effect.PUBLISHED, jnp.where(starts, Effect.COMPUTED, Effect.NONE))
+    marked = jnp.maximum(effect, reached)
+    card = dataclasses.replace(card, table=dataclasses.replace(card.table, effects=marked))
     return card, Due(order, is_due.sum(dtype=jnp.int32), kernel, fields, index, nbytes)
 
 
@@ -139,17 +141,20 @@ def _compute(
     begins = jnp.cumsum(written) - written  # outputs follow one another
 
     def one_output(slot: jax.Array, shadow: jax.Array) -> jax.Array:
-        sources = (memories.memory, index[1], outputs, get_row(begins, slot), kind, fields[Field.FILL])
+        sources = (memories.memory, index[1], outputs, get_row(begins, slot), fields)
         return hbm.move(shadow, get_row(index, slot), get_row(written, slot), _read_result, sources)
 
     return lax.fori_loop(0, layout.WORKSPACE, one_output, memories.shadow)
 
 
 def _read_result(sources: tuple, done: jax.Array) -> jax.Array:
-    memory, copied_from, outputs, begin, kind, value = sources
+    memory, copied_from, outputs, begin, fields = sources
+    kind = fields[Field.KIND]
     copied = hbm.read_chunk((memory, copied_from), done)
-    filled = jnp.full(CHUNK_BYTES, value.astype(jnp.uint8))
+    word = to_bytes(fields[jnp.array([Field.VALUE_LO, Field.VALUE_HI])])  # 8 bytes, little endian
+    filled = jnp.full(CHUNK_BYTES, fields[Field.FILL].astype(jnp.uint8))
     simple = jnp.where(kind == Kind.MEMSET, filled, copied)
+    simple = jnp.where(kind == Kind.VALUE_WRITE, jnp.pad(word, (0, CHUNK_BYTES - word.shape[0])), simple)
     return simple if outputs is None else jnp.where(kind == Kind.KERNEL, hbm.read_chunk((outputs, begin), done), simple)
 
 

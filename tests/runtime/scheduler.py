@@ -135,8 +135,7 @@ class Scheduler:
         self._moments: list[tuple[int, int, str, Command | Group]] = []
         self._counter = itertools.count()
         self._order: dict[Command, int] = {}  # of enqueueing
-        # heads that are issued, by slot
-        self._marks: dict[int, Command] = {}
+        self._marks: dict[int, Command] = {}  # heads that are issued, by slot
         self._tasks: dict[int, Task] = {}
         self._over: set[int] = set()  # tasks without blocks left
         self._late: set[int] = set()  # heads whose deadline has come
@@ -195,9 +194,8 @@ class Scheduler:
         return True
 
     def _may_pass(self, mark: Command) -> bool:
-        return (not mark.depends or mark.depends.end >= 0) and (
-            mark.cell is None or is_met(mark, self.cells[mark.cell])
-        )
+        is_free = mark.depends is None or mark.depends.end >= 0
+        return is_free and (mark.cell is None or is_met(mark, self.cells[mark.cell]))
 
     def _end(self, command: Command, code: int, reach: str) -> None:
         """End a head, with success if `code` is 0, and bring up its successor."""
@@ -228,7 +226,8 @@ class Scheduler:
 
     def _dispatch(self) -> None:
         for task in self._tasks.values():
-            task.command.ready = self.now if task.command.ready < 0 else task.command.ready
+            if task.command.ready < 0:
+                task.command.ready = self.now
         candidates = [task for task in self._tasks.values() if task.waiting and len(task.groups) < MAX_GROUPS]
         candidates.sort(key=lambda task: (task.command.priority, task.command.ready, task.command.stream))
         available = {unit: count - self.in_use[unit] for unit, count in self.capacity.items()}
@@ -281,12 +280,11 @@ class Scheduler:
     def _move_time(self, limit: int | None) -> bool:
         """Go to the next moment, or to `limit` if that is sooner; False if there is neither."""
         self._forget_void_moments()
-        coming = [time for time, *_ in self._moments[:1]] + ([] if limit is None else [limit])
-        if not coming:
+        if not self._moments and limit is None:
             return False
-        self.now = min(coming)
+        self.now = min([time for time, *_ in self._moments[:1]] + ([] if limit is None else [limit]))
         while self._moments and self._moments[0][0] <= self.now:
-            _, _, kind, subject = heapq.heappop(self._moments)
+            *_, kind, subject = heapq.heappop(self._moments)
             if isinstance(subject, Group):
                 self._finish_group(subject)
             elif kind == "issue":

@@ -1,0 +1,168 @@
+"""A card in front of the exact engine: laid out as one lane of a run, and brought back afterwards."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ascend_jax.runtime import clock
+from ascend_jax.runtime.clock import Instant
+from ascend_jax.runtime.drops import drop
+from ascend_jax.runtime.engine import begin, row_to_await, run, table_of
+from ascend_jax.runtime.faults import result_codes
+from ascend_jax.runtime.heads import Head
+from ascend_jax.runtime.layout import (
+    FOREVER_HI,
+    NONE,
+    UNREADY,
+    Clock,
+    Device,
+    Field,
+    Phase,
+    Resource,
+    Stream,
+    Time,
+)
+from ascend_jax.runtime.rows import Number, get_row, get_rows, with_entries
+from ascend_jax.runtime.state import CardState
+from ascend_jax.runtime.step import Carry, Tables, is_reached
+
+ALL_STREAMS = -2
+
+
+class Goal(NamedTuple):
+    """What the host waits for; all parts given must come true. Numbers may be Python ints or int32 scalars."""
+
+    stream: Number = NONE  # slot of a stream that must be empty, or ALL_STREAMS
+    command: Number = NONE  # sequence number of a command that must be finished
+    cell: Number = NONE  # cell whose low word must be
+    at_least: Number = 0  # this
+    timeout_hi: Number = FOREVER_HI  # how long to wait at most
+    timeout_lo: Number = 0
+
+
+class Ending(NamedTuple):
+    """How a run for a goal ended."""
+
+    is_stuck: jax.Array  # bool: the goal can never be reached
+    is_late: jax.Array  # bool: the timeout came first
+
+
+def advance(card: CardState, goal: Goal | None) -> tuple[CardState, Ending]:
+    """Simulate until the goal is reached, and take the host there; without a goal, up to where the host stands.
+
+    A look without a goal sees every instant before the host's present, and what is over at the present.
+    """
+    wanted = Goal() if goal is None else goal
+    host = Instant(card.clock[Clock.HOST_HI], card.clock[Clock.HOST_LO])
+    timeout = Instant(jnp.asarray(wanted.timeout_hi, jnp.int32), jnp.asarray(wanted.timeout_lo, jnp.int32))
+    is_endless = timeout.hi >= FOREVER_HI
+    until = clock.plus(host, Instant(jnp.where(is_endless, 0, timeout.hi), timeout.lo))
+    limit = host if goal is None else Instant(jnp.where(is_endless, FOREVER_HI, until.hi), until.lo)
+    tables, carry, is_fresh = _enter(card, wanted, goal is not None, limit)
+    with jax.named_scope("engine"):
+        end = run(tables, begin(tables, carry, is_fresh))
+    card, now = _leave(card, end)
+    is_late = goal is not None and ~clock.is_before(now, limit) & ~is_reached(tables, end)[0]
+    if goal is not None:
+        moved = clock.later(host, now)
+        words = {Clock.HOST_HI: moved.hi, Clock.HOST_LO: moved.lo}
+        card = dataclasses.replace(card, clock=with_entries(card.clock, words))
+    return card, Ending(end.is_stuck[0], jnp.asarray(is_late))
+
+
+def _enter(card: CardState, goal: Goal, has_goal: bool, limit: Instant) -> tuple[Tables, Carry, jax.Array]:
+    """Lay a card out as the one lane of a run; also return which heads are new, bool [S, 1]."""
+    table, streams, rows = card.table, card.streams, card.table.rows
+    slots = jnp.arange(streams.shape[0])
+    awaited = (slots == goal.stream) | (jnp.asarray(goal.stream) == ALL_STREAMS)
+    cores = [card.chip["cube_cores"], card.chip["vector_cores"]]
+    capacity = jnp.stack(cores + [jnp.ones_like(cores[0])] * (len(Resource) - len(cores))).astype(jnp.int32)
+    tables = Tables(
+        work=table_of(table.fields)[None],
+        capacity=capacity[:, None],
+        stops=(streams[:, Stream.STOPS] == 1)[:, None],
+        is_goal=awaited[:, None],
+        has_goal=jnp.full(1, has_goal),
+        limit=Instant(limit.hi[None], limit.lo[None]),
+    )
+    cell = jnp.asarray(goal.cell, jnp.int32)
+    count = get_row(card.cells, jnp.maximum(cell, 0))[1]
+    stopped = (streams[:, Stream.STOPS] == 1) & (streams[:, Stream.ERROR] != 0)
+    head = Head(
+        jnp.where(stopped | (card.device[Device.ERROR] != 0), rows, streams[:, Stream.HEAD])[:, None],
+        *[jnp.zeros_like(streams[:, :1])] * 6,
+        *(streams[:, column : column + 1] for column in _PROGRESS),
+    )
+    none = jnp.full((streams.shape[0], 1), rows, jnp.int32)
+    carry = Carry(
+        head=head,
+        now=Instant(card.clock[Clock.DEVICE_HI][None], card.clock[Clock.DEVICE_LO][None]),
+        instants=card.device[Device.INSTANTS][None],
+        failed=none,
+        lost=none[0],
+        await_row=row_to_await(table.fields, jnp.asarray(goal.command, jnp.int32))[None],
+        await_cell=jnp.where(count >= goal.at_least, NONE, cell)[None],
+        await_count=jnp.asarray(goal.at_least, jnp.int32)[None],
+        is_live=jnp.ones(1, bool),
+        is_stuck=jnp.zeros(1, bool),
+        times=table.times[None],
+        cells=jnp.concatenate([card.cells, jnp.zeros((1, 2), jnp.int32)])[None],
+        steps=jnp.int32(0),
+    )
+    phase = get_row(table.times, carry.await_row[0])[Time.PHASE]
+    carry = carry._replace(await_row=jnp.where(phase >= Phase.DONE, rows, carry.await_row))
+    return tables, carry, (streams[:, Stream.KEY] == UNREADY)[:, None]
+
+
+_PROGRESS = (
+    Stream.KEY,
+    Stream.WAKE_HI,
+    Stream.WAKE_LO,
+    Stream.START_HI,
+    Stream.START_LO,
+    Stream.COUNTS,
+    Stream.CHUNKS,
+    Stream.REST_FIRST,
+    Stream.REST_SECOND,
+)
+
+
+def _leave(card: CardState, end: Carry) -> tuple[CardState, Instant]:
+    """Bring what one lane has done back into the card; return it and the device's time."""
+    rows, fields, head = card.table.rows, card.table.fields, jax.tree.map(lambda x: x[:, 0], end.head)
+    times, now = end.times[0], Instant(end.now.hi[0], end.now.lo[0])
+    code = result_codes(fields, times[:, Time.PHASE])
+    error = jnp.where(end.failed[:, 0] == rows, 0, get_rows(code, end.failed[:, 0]))
+    old = card.streams
+    last = get_rows(fields[:, Field.POSITION], old[:, Stream.LAST])
+    position = get_rows(fields[:, Field.POSITION], head.row)
+    entries = {
+        Stream.HEAD: head.row,
+        Stream.PENDING: jnp.where(head.row == rows, 0, last - position + 1),
+        Stream.ERROR: jnp.where(old[:, Stream.ERROR] == 0, error, old[:, Stream.ERROR]),
+        **dict(zip(_PROGRESS, head[7:], strict=True)),
+    }
+    streams = with_entries(old, entries)
+    is_started = head.start_hi != NONE
+    phase = jnp.where(is_started, Phase.RUNNING, jnp.where(head.key != UNREADY, Phase.READY, Phase.QUEUED))
+    marks = jnp.stack([phase, head.start_hi, head.start_lo], axis=-1)
+    shown = jnp.where((head.row == rows)[:, None], times[rows, Time.PHASE : Time.START_LO + 1], marks)
+    times = times.at[head.row, Time.PHASE : Time.START_LO + 1].set(shown, mode="promise_in_bounds")
+    device = with_entries(
+        card.device,
+        {
+            Device.INSTANTS: end.instants[0],
+            Device.ERROR: jnp.where(end.lost[0] == rows, card.device[Device.ERROR], get_row(code, end.lost[0])),
+        },
+    )
+    words = with_entries(card.clock, {Clock.DEVICE_HI: now.hi, Clock.DEVICE_LO: now.lo})
+    return dataclasses.replace(
+        card,
+        streams=streams,
+        table=dataclasses.replace(card.table, times=times),
+        cells=end.cells[0, :-1],
+        device=device,
+        clock=words,
+    ), now

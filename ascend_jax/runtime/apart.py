@@ -1,0 +1,46 @@
+"""Making XLA's CPU compiler do each thing once, and in vector loops: walls between stages, sums over pairs of streams."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+T = TypeVar("T")
+
+
+def apart(flag: jax.Array, function: Callable[..., T], *args: object) -> T:
+    """Return ``function(*args)``, with its results in memory before anything reads them.
+
+    XLA on the CPU fuses a value into each of its readers and computes it anew there, once per slice that is read; over
+    the stages of a scheduler that multiplies up to a hundredfold. ``lax.optimization_barrier`` is removed before
+    fusion; a conditional stays.
+
+    Args:
+      flag: Boolean scalar that is true, and that the compiler cannot know to be.
+      function: Pure function of arrays.
+      *args: Its arguments.
+    """
+    shapes = jax.eval_shape(function, *args)
+    leaf = next(leaf for leaf in jax.tree.leaves(args) if isinstance(leaf, jax.Array))
+    zero = leaf.ravel()[0].astype(jnp.int32) & 0  # from data: under shard_map it must vary as the results do
+
+    def never(*_: object) -> T:
+        return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype) + zero.astype(one.dtype), shapes)
+
+    return lax.cond(flag, function, never, *args)
+
+
+UNROLLED = 16  # streams up to which a pass per stream compiles quickly
+
+
+def sum_of_pairs(term: Callable[..., jax.Array], *rows: jax.Array) -> jax.Array:
+    """Return the sum over streams j of ``term(rows[0][j], rows[1][j], ...)``.
+
+    Unrolled, each pass is one vector loop over streams and lanes; a reduction would be a scalar loop for each of them.
+    """
+    slots = rows[0].shape[0]
+    if slots > UNROLLED:
+        return jax.vmap(term)(*rows).sum(0)
+    return sum(term(*(row[j] for row in rows)) for j in range(slots))  # type: ignore[return-value]

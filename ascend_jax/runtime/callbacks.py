@@ -1,0 +1,248 @@
+"""Callbacks: functions of the host program that a stream calls in the thread that serves it.
+
+What a callback does is up to the program; the card knows it by a number that the program chooses. A stream that comes
+to a callback hands it to its thread, and if the callback blocks, it waits until the thread has run it. The thread runs
+one callback per ``process_report``. A program that waits for the stream before it has made that call has a deadlock
+(900003), as on a card when the thread that should run the callback is the one that waits.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ascend_jax.runtime import clock, layout
+from ascend_jax.runtime.clock import Instant
+from ascend_jax.runtime.codes import Code
+from ascend_jax.runtime.commands import Command, answer, enqueue, row_of
+from ascend_jax.runtime.edge import Site, stage, verb
+from ascend_jax.runtime.event_slots import either
+from ascend_jax.runtime.handles import find_stream, stream_cell, thread_cell
+from ascend_jax.runtime.host import host_now, set_host, spend
+from ascend_jax.runtime.layout import (
+    LIMB,
+    Capture,
+    Change,
+    Clock,
+    Condition,
+    Device,
+    Effect,
+    Field,
+    Kind,
+    Phase,
+    StatusWord,
+    Stream,
+    Thread,
+    Time,
+)
+from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
+from ascend_jax.runtime.state import CardState
+from ascend_jax.runtime.status import first_code
+from ascend_jax.runtime.synchronize import Goal, look, make_room, settle, timeout_of
+
+LAST = 2**31 - 1
+
+
+@stage
+def _subscribe(card: CardState, thread: Number, stream: Number, site: Number) -> CardState:
+    thread = jnp.asarray(thread, jnp.int32)
+    code, slot = find_stream(card, stream)
+    entry = get_row(card.streams, slot)
+    row = jnp.clip(thread, 0, card.threads.shape[0] - 1)
+    is_there = (row == thread) & (get_row(card.threads, row)[Thread.ALIVE] == 1)
+    is_served = entry[Stream.REPORTER] != layout.NONE
+    code = either(code, first_code((~is_there, Code.RT_PARAM_INVALID), (is_served, Code.RT_STREAM_SUBSCRIBE)))
+    served = with_entries(entry, {Stream.REPORTER: thread})
+    streams = put_if(code == Code.SUCCESS, card.streams, slot, served)
+    return answer(dataclasses.replace(card, streams=streams), code, site, stream)[0]
+
+
+@stage
+def _unsubscribe(card: CardState, thread: Number, stream: Number, site: Number) -> CardState:
+    code, slot = find_stream(card, stream)
+    entry = get_row(card.streams, slot)
+    reporter = entry[Stream.REPORTER]
+    rest = first_code(
+        (reporter == layout.NONE, Code.RT_STREAM_SUBSCRIBE), (reporter != thread, Code.RT_THREAD_SUBSCRIBE)
+    )
+    code = either(code, rest)
+    alone = with_entries(entry, {Stream.REPORTER: layout.NONE})
+    streams = put_if(code == Code.SUCCESS, card.streams, slot, alone)
+    return answer(dataclasses.replace(card, streams=streams), code, site, stream)[0]
+
+
+@stage
+def _hand_over(card: CardState, stream: Number, callback: Number, site: Number) -> tuple:
+    """Queue what gives the callback to the thread; return the card, the code and the number of that command."""
+    code, slot = find_stream(card, stream)
+    entry, sequence = get_row(card.streams, slot), card.clock[Clock.ENQUEUED]
+    reporter = entry[Stream.REPORTER]
+    rest = first_code(
+        (entry[Stream.CAPTURE] != Capture.NONE, Code.RT_STREAM_CAPTURED),
+        (reporter == layout.NONE, Code.RT_STREAM_NO_CB_REG),
+    )
+    fields = {
+        Field.OBJECT: callback,
+        Field.CELL: thread_cell(card, jnp.maximum(reporter, 0)),
+        Field.CHANGE: Change.ADD,
+        Field.VALUE_LO: 1,
+        Field.SITE: site,
+    }
+    card = spend(card, card.chip["host_event_ns"])
+    card, code = enqueue(card, Command(Kind.CALLBACK, slot, fields=fields), either(code, rest))
+    row = row_of(card.table.fields, sequence)
+    effects = put_if(code == Code.SUCCESS, card.table.effects, row, jnp.int32(Effect.NONE))  # not run yet
+    table = dataclasses.replace(card.table, effects=effects)
+    return dataclasses.replace(card, table=table), code, sequence
+
+
+@stage
+def _hold(card: CardState, stream: Number, code: jax.Array, sequence: jax.Array, site: Number) -> tuple:
+    """Queue what holds the stream until the callback of command ``sequence`` has run."""
+    _, slot = find_stream(card, stream)
+    fields: dict[Any, Number] = {
+        Field.CELL: stream_cell(card, slot),
+        Field.CONDITION: Condition.GE,
+        Field.VALUE_LO: sequence + 1,  # a stream's callbacks run in order, so its cell counts by their numbers
+        Field.SITE: site,
+    }
+    return enqueue(card, Command(Kind.CALLBACK_WAIT, slot, fields=fields), code)
+
+
+@stage
+def _note(card: CardState, code: jax.Array, stream: Number, site: Number) -> CardState:
+    return answer(card, code, site, stream)[0]
+
+
+@stage
+def _await_report(card: CardState, timeout_ms: Number, site: Number) -> tuple:
+    thread, timeout_ms = card.device[Device.THREAD], jnp.asarray(timeout_ms, jnp.int32)
+    serves = (card.streams[:, Stream.ALIVE] == 1) & (card.streams[:, Stream.REPORTER] == thread)
+    code = first_code(
+        ((timeout_ms == 0) | (timeout_ms < -1), Code.INVALID_PARAM),
+        (~serves.any(), Code.RT_THREAD_SUBSCRIBE),
+    )
+    card = answer(spend(card, card.chip["host_sync_ns"]), code, site, layout.NONE)[0]
+    cell = jnp.where(code == Code.SUCCESS, thread_cell(card, thread), layout.NONE)
+    hi, lo = timeout_of(timeout_ms)
+    return card, Goal(cell=cell, at_least=1, timeout_hi=hi, timeout_lo=lo)
+
+
+@stage
+def _run(card: CardState, duration: tuple[Number, Number]) -> tuple:
+    """Take the callback that was handed over first and run it; return the card, its number and its command's."""
+    table, thread = card.table, card.device[Device.THREAD]
+    fields, times = table.fields, table.times
+    is_mine = (fields[:, Field.KIND] == Kind.CALLBACK) & (fields[:, Field.CELL] == thread_cell(card, thread))
+    is_due = is_mine & (times[:, Time.PHASE] == Phase.DONE) & (table.effects == Effect.NONE)
+    for column in (times[:, Time.END_HI], times[:, Time.END_LO], fields[:, Field.SEQUENCE]):
+        column = jnp.where(is_due, column, LAST)
+        is_due &= column == column.min()
+    row = jnp.argmax(is_due).astype(jnp.int32)
+    taken = is_due.any() & (card.status[StatusWord.LAST] == Code.SUCCESS)
+    cell = thread_cell(card, thread)
+    count = get_row(card.cells, cell)
+    now = host_now(card)
+    after = clock.plus(now, Instant(*(jnp.asarray(limb, jnp.int32) for limb in duration)))
+    card = set_host(card, Instant(jnp.where(taken, after.hi, now.hi), jnp.where(taken, after.lo, now.lo)))
+    card = dataclasses.replace(
+        card,
+        cells=put_if(taken, card.cells, cell, with_entries(count, {1: count[1] - 1})),
+        table=dataclasses.replace(table, effects=put_if(taken, table.effects, row, jnp.int32(Effect.PUBLISHED))),
+    )
+    one = get_row(fields, row)
+    number, sequence = (jnp.where(taken, one[column], layout.NONE) for column in (Field.OBJECT, Field.SEQUENCE))
+    return card, number, sequence
+
+
+@stage
+def _let_go(card: CardState, sequence: jax.Array) -> CardState:
+    """Let the stream of a callback that has run go on."""
+    row = row_of(card.table.fields, jnp.maximum(sequence, 0))
+    cell = stream_cell(card, get_row(card.table.fields, row)[Field.STREAM])
+    reached = jnp.stack([jnp.int32(0), sequence + 1])
+    return dataclasses.replace(card, cells=put_if(sequence != layout.NONE, card.cells, cell, reached))
+
+
+def _limbs(duration_ns: Number | float) -> tuple[Number, Number]:
+    if isinstance(duration_ns, jax.Array):
+        least = jnp.maximum(duration_ns.astype(jnp.int32), 0)
+        return least >> 30, least & (LIMB - 1)
+    if not duration_ns >= 0:
+        raise ValueError(f"callback_ns = {duration_ns}: must be at least 0")
+    return divmod(math.ceil(duration_ns), LIMB)
+
+
+@verb
+def subscribe_report(card: CardState, thread: Number, stream: Number, *, site: Site = None) -> CardState:
+    """Let a host thread run the callbacks of ``stream`` (``aclrtSubscribeReport``); it may serve many streams.
+
+    Status 107003 for an unknown stream, 107000 for an unknown thread, 107011 if the stream is already served.
+    """
+    return _subscribe(card, thread, stream, site)
+
+
+@verb
+def unsubscribe_report(card: CardState, thread: Number, stream: Number, *, site: Site = None) -> CardState:
+    """Let a host thread no longer run the callbacks of ``stream`` (``aclrtUnSubscribeReport``).
+
+    Those that were launched before stay the thread's. Status 107003 for an unknown stream, 107011 if nobody serves it,
+    107012 if another thread does.
+    """
+    return _unsubscribe(card, thread, stream, site)
+
+
+@verb
+def launch_callback(
+    card: CardState, stream: Number, callback: Number, *, is_blocking: bool = True, site: Site = None
+) -> CardState:
+    """Queue a callback in ``stream`` (``aclrtLaunchCallback``).
+
+    Args:
+      card: The card.
+      stream: Stream that calls it; the thread that serves it now will run it.
+      callback: The program's number of the callback, from 0; ``process_report`` returns it.
+      is_blocking: Whether the stream waits until the callback has run.
+      site: Call site, filled in by the runtime.
+
+    Returns:
+      The card. Status 107003 for an unknown stream, 107015 for one that nobody serves, 107027 while it is captured. A
+      callback keeps its row of the command table until it has run: 900001 if all rows are taken.
+
+    >>> import ascend_jax as aj
+    >>> card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0)
+    >>> card = aj.launch_callback(aj.subscribe_report(card, 0, 0), 0, 7)
+    >>> card, number = aj.process_report(card, -1, callback_ns=500)
+    >>> int(number), aj.last_code(aj.synchronize_device(card)).item()
+    (7, 0)
+    """
+    card, code, sequence = _hand_over(make_room(card, site, stream), stream, callback, site)
+    if is_blocking:
+        card, code = _hold(make_room(card, site, stream), stream, code, sequence, site)
+    return _note(card, code, stream, site)
+
+
+@verb
+def process_report(
+    card: CardState, timeout_ms: Number, *, callback_ns: Number | float = 0, site: Site = None
+) -> tuple[CardState, jax.Array]:
+    """Wait for a callback of the streams that the current thread serves, and run it (``aclrtProcessReport``).
+
+    Of those handed over, the first one is run; the stream goes on when it is over, if it waits for it.
+
+    Args:
+      card: The card.
+      timeout_ms: How long to wait for one, -1 = for ever.
+      callback_ns: How long it runs in the thread, in ns.
+      site: Call site, filled in by the runtime.
+
+    Returns:
+      The card and the number that ``launch_callback`` was given, -1 if none was run. Status 100000 for a timeout of 0
+      or below -1, 107012 for a thread that serves no stream, 507012 if none came in time, 900003 if none can come.
+    """
+    card, goal = _await_report(card, timeout_ms, site)
+    card = settle(card, goal, site, expired=Code.RT_REPORT_TIMEOUT)
+    card, number, sequence = _run(card, _limbs(callback_ns))
+    return _let_go(look(card, site), sequence), number

@@ -1,0 +1,246 @@
+"""Capture: what is put in a stream between begin and end is recorded as a ``Program`` instead of run.
+
+Captured commands lie in the card's command table with ``Phase.CAPTURED`` until the end. A stream that waits for an
+event which the capture recorded joins it. Several captures can be under way at once if none waits for another.
+"""
+
+import dataclasses
+import enum
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ascend_jax.runtime.capture_rules import CaptureMode
+from ascend_jax.runtime.codes import Code
+from ascend_jax.runtime.commands import answer, refusal, row_of
+from ascend_jax.runtime.edge import Site, concrete, stage, verb
+from ascend_jax.runtime.handles import find_stream
+from ascend_jax.runtime.host import spend
+from ascend_jax.runtime.layout import NONE, Capture, Context, Device, Event, Field, Phase, Stream, Time
+from ascend_jax.runtime.program import Program, is_joined, nothing, numbered
+from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, put_row, with_entries
+from ascend_jax.runtime.state import CardState
+from ascend_jax.runtime.status import first_code, first_failing
+
+
+class CaptureStatus(enum.IntEnum):
+    """What ``capture_info`` answers (``aclmdlRICaptureStatus``)."""
+
+    NONE = 0
+    ACTIVE = 1
+    INVALIDATED = 2  # the stream or the device has failed: the capture can only be ended, and gives nothing
+
+
+class Recording(NamedTuple):
+    """The commands of one capture. N is the number of rows of the card's table."""
+
+    fields: jax.Array  # int32 [N, FIELDS], in order and with local numbers, then padding
+    operands: jax.Array  # int32 [N, P, len(Operand)]
+    is_mine: jax.Array  # bool [N], rows of the card's table that belong to it
+    streams: jax.Array  # bool [S + 1], streams that take part
+    is_torn: jax.Array  # bool: some command depends on one outside
+
+
+@stage
+def _begin(card: CardState, stream: Number, mode: Number, site: Number) -> CardState:
+    code, slot = find_stream(card, stream)
+    entry, mode = get_row(card.streams, slot), jnp.asarray(mode, jnp.int32)
+    rules = first_code(
+        ((mode < CaptureMode.GLOBAL) | (mode > CaptureMode.RELAXED), Code.RT_PARAM_INVALID),
+        ((card.contexts[:, Context.STREAM] == slot).any(), Code.RT_STREAM_CAPTURE_IMPLICIT),
+        (entry[Stream.CAPTURE] != Capture.NONE, Code.RT_STREAM_CAPTURED),
+    )
+    code = first_failing(code, rules)
+    columns = {
+        Stream.CAPTURE: Capture.ORIGIN,
+        Stream.CAPTURE_MODE: mode,
+        Stream.CAPTURE_THREAD: card.device[Device.THREAD],
+    }
+    streams = put_if(code == Code.SUCCESS, card.streams, slot, with_entries(entry, columns))
+    card = spend(dataclasses.replace(card, streams=streams), card.chip["host_event_ns"])
+    return answer(card, code, site, stream)[0]
+
+
+@stage
+def _info(card: CardState, stream: Number, site: Number) -> tuple:
+    code, slot = find_stream(card, stream)
+    entry = get_row(card.streams, slot)
+    status = jnp.where(refusal(card, slot) == Code.SUCCESS, CaptureStatus.ACTIVE, CaptureStatus.INVALIDATED)
+    status = jnp.where(entry[Stream.CAPTURE] == Capture.NONE, CaptureStatus.NONE, status)
+    card, code = answer(card, code, site, stream)
+    return card, jnp.where(code == Code.SUCCESS, status, NONE)
+
+
+@stage
+def _end(card: CardState, stream: Number, site: Number) -> tuple:
+    code, slot = find_stream(card, stream)
+    entry = get_row(card.streams, slot)
+    is_elsewhere = entry[Stream.CAPTURE_THREAD] != card.device[Device.THREAD]
+    rules = first_code(
+        (entry[Stream.CAPTURE] == Capture.NONE, Code.RT_STREAM_NOT_CAPTURED),
+        (entry[Stream.CAPTURE] == Capture.JOINED, Code.RT_STREAM_CAPTURE_UNMATCHED),
+        (is_elsewhere & (entry[Stream.CAPTURE_MODE] != CaptureMode.RELAXED), Code.RT_STREAM_CAPTURE_WRONG_THREAD),
+    )
+    code = first_failing(code, rules)
+    found = _recording(card, slot)
+    card = _forget(card, found, code == Code.SUCCESS)
+    flaws = first_code(
+        (refusal(card, slot) != Code.SUCCESS, Code.RT_STREAM_CAPTURE_INVALIDATED),
+        (found.is_torn, Code.RT_STREAM_CAPTURE_CONFLICT),
+        (~is_joined(found.fields).all(), Code.RT_STREAM_UNJOINED),
+    )
+    code = first_failing(code, flaws)
+    is_good = code == Code.SUCCESS
+    card, _ = answer(spend(card, card.chip["host_event_ns"]), code, site, stream)
+    rows = found.fields.shape[0]
+    return (
+        card,
+        jnp.where(is_good, found.fields, nothing(1, rows)),
+        jnp.where(is_good, found.operands, 0),
+        jnp.where(is_good, found.is_mine.sum(dtype=jnp.int32), 0),
+    )
+
+
+def _recording(card: CardState, slot: jax.Array) -> Recording:
+    rows = card.table.rows
+    fields = card.table.fields[:rows]
+    is_captured = card.table.times[:rows, Time.PHASE] == Phase.CAPTURED
+    streams = _origins(card, fields, is_captured) == slot
+    is_mine = is_captured & get_rows(streams, fields[:, Field.STREAM])
+    order = _in_order(fields, is_mine)
+    number_of = jnp.argsort(order)  # of each row of the table
+    mine, fields = get_rows(is_mine, order), get_rows(fields, order)
+
+    depends = fields[:, Field.DEPENDS]
+    target = row_of(card.table.fields, jnp.maximum(depends, 0))
+    is_inside = get_rows(is_mine, target) & (get_rows(card.table.fields, target)[:, Field.SEQUENCE] == depends)
+    is_side = streams & (jnp.arange(streams.shape[0]) != slot)
+    local = jnp.where(is_side, jnp.cumsum(is_side), 0)
+    columns = {
+        Field.STREAM: get_rows(local, fields[:, Field.STREAM]),
+        Field.DEPENDS: jnp.where(is_inside, get_rows(number_of, target), NONE),
+        Field.FAULT: 0,  # a failure was planned for the command that did not run
+        Field.REACH: 0,
+        Field.THREAD: 0,
+    }
+    fields = jnp.where(mine[:, None], with_entries(fields, columns), nothing(1, rows))
+    operands = jnp.where(mine[:, None, None], get_rows(card.table.operands, order), 0)
+    is_torn = (mine & (depends != NONE) & ~is_inside).any()
+    return Recording(numbered(fields), operands, is_mine, streams, is_torn)
+
+
+def _in_order(fields: jax.Array, is_wanted: jax.Array) -> jax.Array:
+    """Return the rows of a table as they were enqueued, int32 [N], those not wanted at the end."""
+    last = jnp.iinfo(jnp.int32).max
+    return jnp.argsort(jnp.where(is_wanted, fields[:, Field.SEQUENCE], last), stable=True)
+
+
+def _origins(card: CardState, fields: jax.Array, is_captured: jax.Array) -> jax.Array:
+    """Return int32 [S + 1]: the stream on which the capture began that each stream is in, or NONE.
+
+    The first command that a joined stream records is the wait with which it joined.
+    """
+    order = _in_order(fields, is_captured)
+    slots = jnp.arange(card.streams.shape[0], dtype=jnp.int32)
+
+    def body(step: jax.Array, origins: jax.Array) -> jax.Array:
+        row = get_row(order, step)
+        command = get_row(fields, row)
+        target = row_of(card.table.fields, jnp.maximum(command[Field.DEPENDS], 0))
+        source = get_row(origins, get_row(card.table.fields, target)[Field.STREAM])
+        old = get_row(origins, command[Field.STREAM])
+        joins = get_row(is_captured, row) & (old == NONE) & (command[Field.DEPENDS] != NONE)
+        return put_row(origins, command[Field.STREAM], jnp.where(joins, source, old))
+
+    began = jnp.where(card.streams[:, Stream.CAPTURE] == Capture.ORIGIN, slots, NONE)
+    return lax.fori_loop(0, is_captured.sum(), body, began)
+
+
+def _forget(card: CardState, found: Recording, is_wanted: jax.Array) -> CardState:
+    """Return ``card`` without the capture: its rows empty, its streams free, its events as if never recorded."""
+    rows = card.table.rows
+    is_gone = jnp.append(found.is_mine & is_wanted, False)
+    fields, times = card.table.fields, card.table.times
+
+    def is_inside(sequence: jax.Array) -> jax.Array:
+        row = row_of(fields, jnp.maximum(sequence, 0))
+        return (sequence != NONE) & get_rows(is_gone, row) & (get_rows(fields, row)[:, Field.SEQUENCE] == sequence)
+
+    record, wait = card.events[:, Event.RECORD], card.events[:, Event.WAIT]
+    events = {
+        Event.RECORD: jnp.where(is_inside(record), NONE, record),
+        Event.WAIT: jnp.where(is_inside(wait), NONE, wait),
+        Event.CAPTURED: jnp.where(is_inside(record), 0, card.events[:, Event.CAPTURED]),
+    }
+    free = {Stream.CAPTURE: Capture.NONE, Stream.CAPTURE_MODE: 0, Stream.CAPTURE_THREAD: 0}
+    is_free = (found.streams & is_wanted)[:, None]
+    table = dataclasses.replace(
+        card.table,
+        fields=jnp.where(is_gone[:, None], nothing(1, rows), fields),
+        times=jnp.where(is_gone[:, None], with_entries(times, {Time.PHASE: Phase.EMPTY}), times),
+    )
+    return dataclasses.replace(
+        card,
+        table=table,
+        streams=jnp.where(is_free, with_entries(card.streams, free), card.streams),
+        events=with_entries(card.events, events),
+    )
+
+
+@verb
+def capture_begin(
+    card: CardState, stream: Number, mode: Number = CaptureMode.GLOBAL, *, site: Site = None
+) -> CardState:
+    """Record what is put in ``stream`` from now on instead of running it (``aclmdlRICaptureBegin``).
+
+    Host time of this and of the end of a capture is that of an event call; nothing is published.
+
+    Status 107002 and 107003 as every stream call, 107000 for a mode that does not exist, 107031 for a default stream,
+    107027 for a stream that is captured already.
+    """
+    return _begin(card, stream, mode, site)
+
+
+@verb
+def capture_end(card: CardState, stream: Number, *, site: Site = None) -> tuple[CardState, Program]:
+    """End the capture that began on ``stream`` (``aclmdlRICaptureEnd``); return the card and what was recorded.
+
+    Outside ``jit`` the program has a row per command; under ``jit`` it is padded to the rows of the card's table. A
+    failure that was planned for a captured command is not part of the program.
+
+    Status, with an empty program: 107029 if the stream is not captured, 107036 if it only joined a capture, 107038 in
+    another thread than the one that began, unless the mode is RELAXED; these change nothing. The capture is over after
+    107025 (the last command of ``stream`` does not come after all others), 107032 (a command depends on another
+    capture) and 507903 (the stream or the device has failed).
+    """
+    kernels = card.kernels
+    card, fields, operands, count = _end(card, stream, site)
+    known = concrete(count)
+    if known is None or known.ndim:
+        return card, Program(fields, operands, card.streams.shape[-2], kernels)
+    return card, _trimmed(np.asarray(fields)[: int(known)], np.asarray(operands)[: int(known)], kernels)
+
+
+def _trimmed(fields: np.ndarray, operands: np.ndarray, kernels: tuple) -> Program:
+    """Return the program without padding, and with no kernels but its own."""
+    rows = fields.shape[0]
+    fields = fields.copy()
+    fields[:, Field.NEXT] = np.minimum(fields[:, Field.NEXT], rows)
+    used = np.unique(fields[:, Field.KERNEL])
+    used = used[used != NONE]
+    has_kernel = fields[:, Field.KERNEL] != NONE
+    fields[has_kernel, Field.KERNEL] = np.searchsorted(used, fields[has_kernel, Field.KERNEL])
+    streams = int(fields[:, Field.STREAM].max(initial=0)) + 1
+    return Program(jnp.array(fields), jnp.array(operands), streams, tuple(kernels[i] for i in used))
+
+
+@verb
+def capture_info(card: CardState, stream: Number, *, site: Site = None) -> tuple[CardState, jax.Array]:
+    """Return the card and how the stream stands in a capture (``aclmdlRICaptureGetInfo``), a :class:`CaptureStatus`.
+
+    Status 107002 and 107003 as every stream call; then the answer is -1.
+    """
+    return _info(card, stream, site)

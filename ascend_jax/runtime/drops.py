@@ -1,0 +1,68 @@
+"""Taking away: commands that will never run, and objects whose slots are given back. Everything goes by masks."""
+
+import dataclasses
+import enum
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ascend_jax.runtime import layout
+from ascend_jax.runtime.commands import is_pending
+from ascend_jax.runtime.handles import GENERATIONS
+from ascend_jax.runtime.layout import Effect, Field, Phase, Stream, Time
+from ascend_jax.runtime.rows import get_rows, with_entries
+from ascend_jax.runtime.state import CardState
+
+
+def drop(card: CardState, is_dropped: jax.Array) -> CardState:
+    """Return ``card`` with everything unfinished in some streams dropped and those streams empty.
+
+    A dropped command never ends, gives its cores back at once and has no further effect on data; commands that were
+    recorded for a capture stay.
+
+    Args:
+      card: The card, simulated up to the moment of the drop.
+      is_dropped: bool [S + 1], which streams.
+    """
+    phase = card.table.times[:, Time.PHASE]
+    is_unfinished = is_pending(phase) & (phase != Phase.CAPTURED)
+    card = _drop_rows(card, is_unfinished & get_rows(is_dropped, card.table.fields[:, Field.STREAM]))
+    idle = dict.fromkeys(range(Stream.HEAD, len(Stream)), 0) | layout.FRESH_HEAD
+    idle |= {Stream.HEAD: card.table.rows, Stream.LAST: card.table.rows, Stream.PENDING: 0}
+    streams = jnp.where(is_dropped[:, None], with_entries(card.streams, idle), card.streams)
+    return dataclasses.replace(card, streams=streams)
+
+
+def _drop_rows(card: CardState, is_gone: jax.Array) -> CardState:
+    times, effects = card.table.times, card.table.effects
+    times = with_entries(times, {Time.PHASE: jnp.where(is_gone, Phase.DROPPED, times[:, Time.PHASE])})
+    effects = jnp.where(is_gone, Effect.PUBLISHED, effects)
+    return dataclasses.replace(card, table=dataclasses.replace(card.table, times=times, effects=effects))
+
+
+def vacate(table: jax.Array, is_gone: jax.Array, fresh: jax.Array, columns: type[enum.IntEnum]) -> jax.Array:
+    """Return ``table`` with some slots as ``fresh``, not alive and one generation on, so that old handles are wrong."""
+    generation = (table[:, columns["GENERATION"]] + 1) & (GENERATIONS - 1)
+    empty = jnp.broadcast_to(fresh, table.shape)
+    empty = with_entries(empty, {columns["ALIVE"]: 0, columns["GENERATION"]: generation})
+    return jnp.where(is_gone[:, None], empty, table)
+
+
+def fresh_stream(card: CardState) -> jax.Array:
+    """Return the row of a stream slot that nobody has used, int32 [len(Stream)]."""
+    columns = dict(layout.FRESH_HEAD) | {Stream.REPORTER: layout.NONE}
+    columns |= {Stream.HEAD: card.table.rows, Stream.LAST: card.table.rows}
+    return with_entries(jnp.zeros(len(Stream), jnp.int32), columns)
+
+
+def remove_streams(card: CardState, is_gone: jax.Array) -> CardState:
+    """Return ``card`` without some streams (bool [S + 1]): what they hold is dropped, captured commands included."""
+    card = drop(card, is_gone)
+    is_captured = card.table.times[:, Time.PHASE] == Phase.CAPTURED
+    card = _drop_rows(card, is_captured & get_rows(is_gone, card.table.fields[:, Field.STREAM]))
+    first = card.events.shape[0] + card.values.shape[0]  # the streams' cells count callbacks
+    counted = jnp.where(is_gone[:, None], 0, card.cells[first : first + card.streams.shape[0]])
+    cells = lax.dynamic_update_slice(card.cells, counted, (first, 0))
+    streams = vacate(card.streams, is_gone, fresh_stream(card), Stream)
+    return dataclasses.replace(card, streams=streams, cells=cells)
