@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from ascend_jax.runtime import clock
 from ascend_jax.runtime.clock import Instant
-from ascend_jax.runtime.drops import drop
-from ascend_jax.runtime.engine import begin, row_to_await, run, table_of
+from ascend_jax.runtime.engine import begin, capacity_of, row_to_await, run, table_of
 from ascend_jax.runtime.faults import result_codes
 from ascend_jax.runtime.heads import Head
+from ascend_jax.runtime.lanes import Carry, Tables, is_reached
 from ascend_jax.runtime.layout import (
     FOREVER_HI,
     NONE,
@@ -20,13 +20,11 @@ from ascend_jax.runtime.layout import (
     Device,
     Field,
     Phase,
-    Resource,
     Stream,
     Time,
 )
 from ascend_jax.runtime.rows import Number, get_row, get_rows, with_entries
 from ascend_jax.runtime.state import CardState
-from ascend_jax.runtime.step import Carry, Tables, is_reached
 
 ALL_STREAMS = -2
 
@@ -40,6 +38,7 @@ class Goal(NamedTuple):
     at_least: Number = 0  # this
     timeout_hi: Number = FOREVER_HI  # how long to wait at most
     timeout_lo: Number = 0
+    context: Number = NONE  # slot of a context whose streams must be empty
 
 
 class Ending(NamedTuple):
@@ -76,12 +75,12 @@ def _enter(card: CardState, goal: Goal, has_goal: bool, limit: Instant) -> tuple
     """Lay a card out as the one lane of a run; also return which heads are new, bool [S, 1]."""
     table, streams, rows = card.table, card.streams, card.table.rows
     slots = jnp.arange(streams.shape[0])
+    is_own = (streams[:, Stream.ALIVE] == 1) & (slots < len(slots) - 1)  # of a context, not the host's
     awaited = (slots == goal.stream) | (jnp.asarray(goal.stream) == ALL_STREAMS)
-    cores = [card.chip["cube_cores"], card.chip["vector_cores"]]
-    capacity = jnp.stack(cores + [jnp.ones_like(cores[0])] * (len(Resource) - len(cores))).astype(jnp.int32)
+    awaited |= is_own & (streams[:, Stream.CONTEXT] == goal.context)
     tables = Tables(
         work=table_of(table.fields)[None],
-        capacity=capacity[:, None],
+        capacity=capacity_of(card.chip)[:, None],
         stops=(streams[:, Stream.STOPS] == 1)[:, None],
         is_goal=awaited[:, None],
         has_goal=jnp.full(1, has_goal),

@@ -18,7 +18,6 @@ from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, enqueue, row_of
 from ascend_jax.runtime.edge import Site, stage, verb
-from ascend_jax.runtime.event_slots import either
 from ascend_jax.runtime.handles import find_stream, stream_cell, thread_cell
 from ascend_jax.runtime.host import host_now, set_host, spend
 from ascend_jax.runtime.layout import (
@@ -39,7 +38,7 @@ from ascend_jax.runtime.layout import (
 )
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.state import CardState
-from ascend_jax.runtime.status import first_code
+from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import Goal, look, make_room, settle, timeout_of
 
 LAST = 2**31 - 1
@@ -53,7 +52,7 @@ def _subscribe(card: CardState, thread: Number, stream: Number, site: Number) ->
     row = jnp.clip(thread, 0, card.threads.shape[0] - 1)
     is_there = (row == thread) & (get_row(card.threads, row)[Thread.ALIVE] == 1)
     is_served = entry[Stream.REPORTER] != layout.NONE
-    code = either(code, first_code((~is_there, Code.RT_PARAM_INVALID), (is_served, Code.RT_STREAM_SUBSCRIBE)))
+    code = first_failing(code, first_code((~is_there, Code.RT_PARAM_INVALID), (is_served, Code.RT_STREAM_SUBSCRIBE)))
     served = with_entries(entry, {Stream.REPORTER: thread})
     streams = put_if(code == Code.SUCCESS, card.streams, slot, served)
     return answer(dataclasses.replace(card, streams=streams), code, site, stream)[0]
@@ -67,7 +66,7 @@ def _unsubscribe(card: CardState, thread: Number, stream: Number, site: Number) 
     rest = first_code(
         (reporter == layout.NONE, Code.RT_STREAM_SUBSCRIBE), (reporter != thread, Code.RT_THREAD_SUBSCRIBE)
     )
-    code = either(code, rest)
+    code = first_failing(code, rest)
     alone = with_entries(entry, {Stream.REPORTER: layout.NONE})
     streams = put_if(code == Code.SUCCESS, card.streams, slot, alone)
     return answer(dataclasses.replace(card, streams=streams), code, site, stream)[0]
@@ -91,7 +90,7 @@ def _hand_over(card: CardState, stream: Number, callback: Number, site: Number) 
         Field.SITE: site,
     }
     card = spend(card, card.chip["host_event_ns"])
-    card, code = enqueue(card, Command(Kind.CALLBACK, slot, fields=fields), either(code, rest))
+    card, code = enqueue(card, Command(Kind.CALLBACK, slot, fields=fields), first_failing(code, rest))
     row = row_of(card.table.fields, sequence)
     effects = put_if(code == Code.SUCCESS, card.table.effects, row, jnp.int32(Effect.NONE))  # not run yet
     table = dataclasses.replace(card.table, effects=effects)

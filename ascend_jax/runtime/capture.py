@@ -6,7 +6,7 @@ event which the capture recorded joins it. Several captures can be under way at 
 
 import dataclasses
 import enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,7 @@ def _begin(card: CardState, stream: Number, mode: Number, site: Number) -> CardS
         (entry[Stream.CAPTURE] != Capture.NONE, Code.RT_STREAM_CAPTURED),
     )
     code = first_failing(code, rules)
-    columns = {
+    columns: dict[Any, Number] = {
         Stream.CAPTURE: Capture.ORIGIN,
         Stream.CAPTURE_MODE: mode,
         Stream.CAPTURE_THREAD: card.device[Device.THREAD],
@@ -119,7 +119,7 @@ def _recording(card: CardState, slot: jax.Array) -> Recording:
     is_inside = get_rows(is_mine, target) & (get_rows(card.table.fields, target)[:, Field.SEQUENCE] == depends)
     is_side = streams & (jnp.arange(streams.shape[0]) != slot)
     local = jnp.where(is_side, jnp.cumsum(is_side), 0)
-    columns = {
+    columns: dict[Any, Number] = {
         Field.STREAM: get_rows(local, fields[:, Field.STREAM]),
         Field.DEPENDS: jnp.where(is_inside, get_rows(number_of, target), NONE),
         Field.FAULT: 0,  # a failure was planned for the command that did not run

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ascend_jax.runtime import clock, layout, status
+from ascend_jax.runtime import layout, status
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.host import host_now
@@ -127,7 +127,7 @@ def _write_row(
     slot = jnp.clip(jnp.asarray(command.stream, jnp.int32), 0, host_stream(card))
     block = Instant(jnp.int32(0), jnp.int32(0)) if command.block is None else command.block
     sequence = card.clock[Clock.ENQUEUED]
-    fault = _planned_fault(card, sequence)
+    fault = planned_fault(card, sequence)
     columns: dict[Any, Number] = {
         Field.KIND: command.kind,
         Field.STREAM: slot,
@@ -178,7 +178,7 @@ def _default_timeout(card: CardState, kind: Kind) -> dict[Any, Number]:
     return {Field.TIMEOUT_HI: card.device[hi], Field.TIMEOUT_LO: card.device[lo]}
 
 
-def _planned_fault(card: CardState, sequence: jax.Array) -> jax.Array:
+def planned_fault(card: CardState, sequence: jax.Array) -> jax.Array:
     """Return the entry of ``card.faults`` for a command, zeros if none is planned."""
     is_it = card.faults[:, Fault.SEQUENCE] == sequence
     return (card.faults * is_it[:, None]).sum(0)

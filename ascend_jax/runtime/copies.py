@@ -37,8 +37,9 @@ def check_range(card: CardState, place: Range) -> jax.Array:
 def transfer(card: CardState, place: Range, to_host: jax.Array, from_host: jax.Array) -> dict:
     """Return the arguments of a :class:`Command` that moves the bytes of ``place`` in a direction.
 
-    A copy between host and device is split into pieces of 64 MiB, which an engine serves one by one; inside the device it
-    is one SDMA task (CANN runtime, task scheduler). A piece takes latency + bytes / rate in float32, rounded up to ns.
+    A copy between host and device is split into pieces of 64 MiB, which an engine serves one by one; inside the device
+    it is one SDMA task (CANN runtime, task scheduler). A piece takes latency + bytes / rate in float32, rounded up to
+    ns; of a copy in pieces all are equally long.
     """
     is_h2d, is_d2h = from_host & ~to_host, to_host & ~from_host
     is_inside = ~to_host & ~from_host

@@ -13,7 +13,7 @@ from ascend_jax.runtime.contexts import PRIMARY, make_current, open_context, rem
 from ascend_jax.runtime.drops import drop
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.handles import has_context
-from ascend_jax.runtime.layout import Capture, Context, Device, HeapEntry, HeapWord, Stream
+from ascend_jax.runtime.layout import Context, Device, HeapEntry, HeapWord, Stream
 from ascend_jax.runtime.memory import FAR, mem_get_info
 from ascend_jax.runtime.rows import Number, with_entries
 from ascend_jax.runtime.state import CardState, Heap
@@ -64,7 +64,7 @@ def _finish_reset(card: CardState, left: jax.Array) -> CardState:
 def _abort(card: CardState, site: Number) -> CardState:
     code = first_code((~has_context(card), Code.RT_CONTEXT_NULL))
     ok = code == Code.SUCCESS
-    card = drop(card, ok & (card.streams[:, Stream.CAPTURE] == Capture.NONE))
+    card = drop(card, jnp.broadcast_to(ok, card.streams.shape[:1]))
     error = card.device[Device.ERROR]
     aborted = jnp.where(ok & (error == Code.SUCCESS), Code.RT_DEVICE_TASK_ABORT, error)
     card = dataclasses.replace(card, device=with_entries(card.device, {Device.ERROR: aborted}))

@@ -1,7 +1,7 @@
 """The exact engine: runs steps until every lane has reached its goal or its limit.
 
-Inside, lanes are an explicit axis, last where numbers are computed and first in tables that are looked up; ``vmap`` over
-anything that runs the engine becomes more lanes of one loop.
+Inside, lanes are an explicit axis, last where numbers are computed and first in tables that are looked up; ``vmap``
+over anything that runs the engine becomes more lanes of one loop.
 """
 
 from typing import Any
@@ -10,13 +10,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.commands import row_of
 from ascend_jax.runtime.heads import Bits, Head, bit, fetch, head_of, work_of
-from ascend_jax.runtime.layout import Field, Time
+from ascend_jax.runtime.lanes import Carry, Tables, goes_on
+from ascend_jax.runtime.layout import Field, Resource, Time
 from ascend_jax.runtime.loop import varying_together
 from ascend_jax.runtime.rows import get_rows, put_lane_rows
-from ascend_jax.runtime.step import Carry, Tables, goes_on, step
+from ascend_jax.runtime.step import step
 
 LANES = 1024  # lanes of one loop: more do not fit the caches
 
@@ -68,6 +70,13 @@ def _split(leaf: jax.Array, size: int) -> jax.Array:
     axis = _lane_axis(leaf.ndim)
     shape = (*leaf.shape[:axis], size, -1, *leaf.shape[axis + 1 :])
     return jnp.moveaxis(leaf.reshape(shape), axis, 0)
+
+
+def capacity_of(chip: ChipSpec) -> jax.Array:
+    """Return how many units of each resource a card has, int32 [R]."""
+    cores = [chip["cube_cores"], chip["vector_cores"]]
+    engines = [jnp.ones_like(cores[0])] * (len(Resource) - len(cores))
+    return jnp.stack(cores + engines).astype(jnp.int32)
 
 
 def row_to_await(fields: jax.Array, sequence: jax.Array) -> jax.Array:

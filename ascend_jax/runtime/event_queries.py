@@ -9,13 +9,13 @@ from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.codes import AscendError, Code
 from ascend_jax.runtime.commands import answer
 from ascend_jax.runtime.edge import Site, stage, verb
-from ascend_jax.runtime.event_slots import EventFlag, Record, either, latest_record, slots_left
+from ascend_jax.runtime.event_slots import EventFlag, Record, latest_record, slots_left
 from ascend_jax.runtime.handles import find_event, has_context
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import LIMB, Device, Event, EventKind, Field, Kind, Phase, Time
 from ascend_jax.runtime.rows import Number, get_row
 from ascend_jax.runtime.state import CardState, require_single
-from ascend_jax.runtime.status import first_code
+from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import look
 
 COMPLETE, NOT_READY = 0, 1  # aclrtEventStatus and aclrtEventWaitStatus; aclrtEventRecordedStatus has them swapped
@@ -32,8 +32,8 @@ def _asked(card: CardState, event: Number, bars_ex: bool) -> tuple[jax.Array, ja
     entry = get_row(card.events, row)
     record = latest_record(card, entry)
     is_barred = (entry[Event.FLAGS] == EventFlag.EXTERNAL) | (bars_ex & (entry[Event.KIND] == EventKind.EX))
-    state = first_code((is_barred, Code.FEATURE_NOT_SUPPORT), (record.is_captured, Code.RT_EVENT_CAPTURED))
-    return either(code, card.device[Device.ERROR], state), entry, record
+    state = first_code((is_barred, Code.FEATURE_NOT_SUPPORT), (entry[Event.CAPTURED] == 1, Code.RT_EVENT_CAPTURED))
+    return first_failing(code, card.device[Device.ERROR], state), entry, record
 
 
 def _reply(card: CardState, code: jax.Array, status: jax.Array, site: Number) -> tuple[CardState, jax.Array]:
@@ -79,7 +79,9 @@ def _elapsed(card: CardState, start: Number, end: Number, site: Number) -> tuple
 def _first_of_two(start: jax.Array, end: jax.Array) -> jax.Array:
     """Return the code of a pair of events: that one was never recorded is said before that one is not finished."""
     late = Code.RT_EVENT_TIMESTAMP_INVALID
-    return either(jnp.where(start == late, Code.SUCCESS, start), jnp.where(end == late, Code.SUCCESS, end), start, end)
+    return first_failing(
+        jnp.where(start == late, Code.SUCCESS, start), jnp.where(end == late, Code.SUCCESS, end), start, end
+    )
 
 
 def _time_of(card: CardState, event: Number) -> tuple[jax.Array, Instant]:
@@ -91,7 +93,7 @@ def _time_of(card: CardState, event: Number) -> tuple[jax.Array, Instant]:
         (record.sequence == layout.NONE, Code.RT_INTERNAL_ERROR),
         (is_late, Code.RT_EVENT_TIMESTAMP_INVALID),
     )
-    return either(code, state), Instant(times[Time.END_HI], times[Time.END_LO])
+    return first_failing(code, state), Instant(times[Time.END_HI], times[Time.END_LO])
 
 
 @stage

@@ -15,7 +15,7 @@ from ascend_jax.runtime import layout
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import is_pending, row_of
 from ascend_jax.runtime.handles import free_slot, give_back, handle_of, has_context
-from ascend_jax.runtime.layout import Capture, Change, Condition, Device, Event, EventKind, Field, Phase, Stream, Time
+from ascend_jax.runtime.layout import Change, Condition, Device, Event, EventKind, Field, Phase, Time
 from ascend_jax.runtime.rows import Number, get_row, put_if, put_rows, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
@@ -50,7 +50,6 @@ class Record(NamedTuple):
     row: jax.Array  # of the command table, if it is kept there
     is_kept: jax.Array  # False: never recorded, or finished so long ago that the table has forgotten it
     stream: jax.Array  # slot, if it is kept
-    is_captured: jax.Array  # it belongs to a capture that is under way
     phase: jax.Array
 
     @property
@@ -60,23 +59,12 @@ class Record(NamedTuple):
 
 
 def latest_record(card: CardState, entry: jax.Array) -> Record:
-    """Return the latest record of the event ``entry``; one that a finished capture recorded never happened."""
-    fields, times = card.table.fields, card.table.times
-    sequence = entry[Event.RECORD]
+    """Return the latest record of the event ``entry``."""
+    fields, sequence = card.table.fields, entry[Event.RECORD]
     row = row_of(fields, jnp.maximum(sequence, 0))
-    is_kept = (sequence != layout.NONE) & (get_row(fields, row)[Field.SEQUENCE] == sequence)
-    stream = get_row(fields, row)[Field.STREAM]
-    is_capturing = get_row(card.streams, stream)[Stream.CAPTURE] != Capture.NONE
-    was_captured = entry[Event.CAPTURED] == 1
-    is_over = was_captured & ~(is_kept & is_capturing)
-    return Record(
-        sequence=jnp.where(is_over, layout.NONE, sequence),
-        row=row,
-        is_kept=is_kept & ~is_over,
-        stream=stream,
-        is_captured=was_captured & ~is_over,
-        phase=get_row(times, row)[Time.PHASE],
-    )
+    command = get_row(fields, row)
+    is_kept = (sequence != layout.NONE) & (command[Field.SEQUENCE] == sequence)
+    return Record(sequence, row, is_kept, command[Field.STREAM], get_row(card.table.times, row)[Time.PHASE])
 
 
 def busy_cells(card: CardState) -> jax.Array:
@@ -140,11 +128,3 @@ def put_back(card: CardState, row: jax.Array, code: jax.Array) -> CardState:
     """Return the card without the event or notify in ``row``, if ``code`` is 0."""
     fresh = with_entries(jnp.zeros(len(Event), jnp.int32), {Event.RECORD: layout.NONE, Event.WAIT: layout.NONE})
     return dataclasses.replace(card, events=give_back(card.events, row, code == Code.SUCCESS, fresh, Event))
-
-
-def either(*codes: jax.Array) -> jax.Array:
-    """Return the first code that is not 0, or 0."""
-    first = codes[0]
-    for code in codes[1:]:
-        first = jnp.where(first == Code.SUCCESS, code, first)
-    return first

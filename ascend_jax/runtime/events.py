@@ -16,7 +16,7 @@ from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, enqueue, refusal
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.event_queries import event_elapsed_ms as event_elapsed_ms
-from ascend_jax.runtime.event_slots import AWAITED, EventFlag, Record, either, latest_record, put_back, take
+from ascend_jax.runtime.event_slots import AWAITED, EventFlag, latest_record, put_back, take
 from ascend_jax.runtime.handles import find_event, find_stream
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import (
@@ -34,7 +34,7 @@ from ascend_jax.runtime.layout import (
 )
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.state import CardState
-from ascend_jax.runtime.status import first_code
+from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import make_room, timeout_of
 
 LONGEST_TIMEOUT_S = 2_147_483  # whole ms are below 2**31; longer ones are cut to 24 days
@@ -64,7 +64,7 @@ def _record(card: CardState, event: Number, stream: Number, site: Number) -> Car
     entry = get_row(card.events, row)
     is_captured = get_row(card.streams, slot)[Stream.CAPTURE] != Capture.NONE
     is_foreign = is_captured & (entry[Event.FLAGS] == EventFlag.IPC)
-    code = either(code, event_code, _usable(entry), first_code((is_foreign, Code.FEATURE_NOT_SUPPORT)))
+    code = first_failing(code, event_code, _usable(entry), first_code((is_foreign, Code.FEATURE_NOT_SUPPORT)))
     fields = {
         Field.OBJECT: event,
         Field.CELL: row,
@@ -85,7 +85,7 @@ def _reset(card: CardState, event: Number, stream: Number, site: Number) -> Card
     event_code, row = find_event(card, event)
     entry = get_row(card.events, row)
     is_flag = (entry[Event.KIND] == EventKind.FLAG) & ((entry[Event.FLAGS] & AWAITED) != 0)
-    code = either(code, event_code, _usable(entry), first_code((~is_flag, Code.FEATURE_NOT_SUPPORT)))
+    code = first_failing(code, event_code, _usable(entry), first_code((~is_flag, Code.FEATURE_NOT_SUPPORT)))
     fields = {Field.OBJECT: event, Field.CELL: row, Field.CHANGE: Change.CLEAR, Field.SITE: site}
     card = spend(card, card.chip["host_event_ns"])
     card, code = enqueue(card, Command(Kind.EVENT_RESET, slot, fields=fields), code)
@@ -112,9 +112,9 @@ def _wait(card: CardState, stream: Number, event: Number, timeout_s: Number | No
     entry, waiter = get_row(card.events, row), get_row(card.streams, slot)
     record = latest_record(card, entry)
     is_flag = entry[Event.KIND] == EventKind.FLAG
-    joins, join_code = _join(card, slot, record, is_flag)
+    joins, join_code = _join(card, slot, entry)
     cannot_wait = (entry[Event.FLAGS] & AWAITED) == 0
-    code = either(
+    code = first_failing(
         code,
         event_code,
         _usable(entry),
@@ -148,15 +148,16 @@ def _wait(card: CardState, stream: Number, event: Number, timeout_s: Number | No
     return answer(dataclasses.replace(card, streams=streams), code, site, stream)[0]
 
 
-def _join(card: CardState, slot: jax.Array, record: Record, is_flag: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _join(card: CardState, slot: jax.Array, entry: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return (whether a wait takes the stream into the capture that recorded the event, code)."""
-    is_captured = get_row(card.streams, slot)[Stream.CAPTURE] != Capture.NONE
-    joins = ~is_flag & record.is_captured & ~is_captured
-    context = jnp.maximum(card.device[Device.CONTEXT], 0)
-    is_default = get_row(card.contexts, context)[Context.STREAM] == slot
-    is_stray = ~is_flag & is_captured & ~record.is_captured & (record.sequence != layout.NONE)
+    is_inside = get_row(card.streams, slot)[Stream.CAPTURE] != Capture.NONE
+    was_inside = entry[Event.CAPTURED] == 1
+    is_bound = (entry[Event.KIND] != EventKind.FLAG) & (entry[Event.RECORD] != layout.NONE)
+    context = get_row(card.contexts, jnp.maximum(card.device[Device.CONTEXT], 0))
+    joins = is_bound & was_inside & ~is_inside
     return joins, first_code(
-        (joins & is_default, Code.RT_STREAM_CAPTURE_IMPLICIT), (is_stray, Code.RT_CAPTURE_DEPENDENCY)
+        (joins & (context[Context.STREAM] == slot), Code.RT_STREAM_CAPTURE_IMPLICIT),
+        (is_bound & is_inside & ~was_inside, Code.RT_CAPTURE_DEPENDENCY),
     )
 
 

@@ -1,14 +1,12 @@
 """Execution: a ``Program`` is put in a stream as a whole, as if the host had enqueued its commands in one instant."""
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ascend_jax.runtime import layout
-from ascend_jax.runtime.capture_rules import illegal_sync
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import answer, is_pending, planned_fault, refusal, row_of
 from ascend_jax.runtime.drops import fresh_stream
@@ -19,6 +17,7 @@ from ascend_jax.runtime.launch import load_kernel
 from ascend_jax.runtime.layout import (
     NONE,
     TASKS,
+    Capture,
     Clock,
     Device,
     Effect,
@@ -36,82 +35,217 @@ from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.streams import streams_free, taken_slots
 from ascend_jax.runtime.synchronize import Goal, settle
 
-HIDDEN = GENERATIONS  # generation of a stream that no handle names: it carries side streams of programs
+HIDDEN = GENERATIONS  # bit in the generation of a stream that no handle names; its FLAGS hold the slot it works for
+
+
+class Place(NamedTuple):
+    """Where the N commands and K streams of a program go."""
+
+    commands: jax.Array  # int32, how many, without padding
+    row: jax.Array  # int32 [N], of the card's table
+    number: jax.Array  # int32 [rows of the table], the command that the row would take
+    members: jax.Array  # bool [K, N], which commands are in which stream
+    slot: jax.Array  # int32 [K]; the host's own slot for streams without commands
+    is_used: jax.Array  # bool [K]
+    entry: jax.Array  # int32 [K, len(Stream)], the streams before, those just opened included
 
 
 @stage
-def _append(
-    card: CardState, program: Program, kernel_of: jax.Array, stream: Number, site: Number
-) -> CardState:
-    """Put the program's commands in the table and link them into the streams: all of them or none."""
+def _append(card: CardState, program: Program, kernel_of: jax.Array, stream: Number, site: Number) -> CardState:
+    """Put all commands of the program in the table and link them into their streams, or none."""
     card = spend(card, card.chip["host_launch_ns"])
     code, slot = find_stream(card, stream)
-    slots, is_new, slots_code = _slots(card, program, slot)
-    has_room = ~(_is_wanted(card, program) & is_pending(card.table.times[:-1, Time.PHASE])).any()
-    code = first_failing(
-        code,
-        illegal_sync(card, slot),
-        refusal(card, slot),
-        slots_code,
-        first_code((~has_room | (_count(program) > card.table.rows), Code.TABLE_FULL)),
-    )
+    place, place_code = _place(card, program, slot)
+    is_captured = get_row(card.streams, slot)[Stream.CAPTURE] != Capture.NONE
+    has_callback = jnp.isin(program.fields[:, Field.KIND], jnp.array([Kind.CALLBACK, Kind.CALLBACK_WAIT])).any()
+    rules = first_code((is_captured, Code.RT_STREAM_CAPTURED), (has_callback, Code.FEATURE_NOT_SUPPORT))
+    refusals = jax.vmap(refusal, (None, 0))(card, place.slot).max()
+    code = first_failing(code, rules, refusals, place_code)
     ok = code == Code.SUCCESS
-    rows = _rows(card, program)
-    fields = _on_card(card, program, slots, kernel_of, rows)
-    card = _linked(card, program, slots, is_new, rows, ok)
-    card = dataclasses.replace(card, table=_written(card, program, fields, ok))
-    words = {Clock.ENQUEUED: card.clock[Clock.ENQUEUED] + jnp.where(ok, _count(program), 0)}
-    return answer(dataclasses.replace(card, clock=with_entries(card.clock, words)), code, site, stream)[0]
+    table = _written(card, _on_card(card, program, place, kernel_of), program.operands, place, ok)
+    streams, table = _linked(card, program, place, table, ok)
+    words = {Clock.ENQUEUED: card.clock[Clock.ENQUEUED] + jnp.where(ok, place.commands, 0)}
+    card = dataclasses.replace(card, table=table, streams=streams, clock=with_entries(card.clock, words))
+    return answer(card, code, site, stream)[0]
 
 
-def _is_command(program: Program) -> jax.Array:
-    return program.fields[:, Field.KIND] != Kind.NOTHING
-
-
-def _count(program: Program) -> jax.Array:
-    return _is_command(program).sum(dtype=jnp.int32)
-
-
-def _rows(card: CardState, program: Program) -> jax.Array:
-    """Return the table row of each command of the program, int32 [N]."""
-    return row_of(card.table.fields, card.clock[Clock.ENQUEUED] + jnp.arange(program.rows, dtype=jnp.int32))
-
-
-def _number_in(card: CardState, program: Program) -> jax.Array:
-    """Return for each row of the table which command of the program it would take, int32 [rows of the table]."""
-    table = jnp.arange(card.table.rows, dtype=jnp.int32)
-    return row_of(card.table.fields, table - card.clock[Clock.ENQUEUED])
-
-
-def _is_wanted(card: CardState, program: Program) -> jax.Array:
-    """Return which rows of the table the program needs, bool [rows of the table]."""
-    return _number_in(card, program) < _count(program)
-
-
-def _in_stream(program: Program) -> jax.Array:
-    """Return which commands are in which stream of the program, bool [streams, N]."""
+def _place(card: CardState, program: Program, slot: jax.Array) -> tuple[Place, jax.Array]:
+    """Return where the program goes, and why it does not fit: 207005 for want of streams, 900001 for want of rows."""
+    first = card.clock[Clock.ENQUEUED]
+    is_command = program.fields[:, Field.KIND] != Kind.NOTHING
     streams = jnp.arange(program.streams, dtype=jnp.int32)
-    return (program.fields[:, Field.STREAM] == streams[:, None]) & _is_command(program)
+    members = (program.fields[None, :, Field.STREAM] == streams[:, None]) & is_command[None]
+    is_used = members.any(1)
+    slots, is_new, slots_code = _slots(card, is_used & (streams > 0), slot)
+    entry = get_rows(card.streams, slots)
+    opened: dict[Any, Number] = {
+        Stream.ALIVE: 1,
+        Stream.GENERATION: entry[:, Stream.GENERATION] | HIDDEN,
+        Stream.CONTEXT: card.device[Device.CONTEXT],
+        Stream.FLAGS: slot,
+        Stream.STOPS: get_row(card.streams, slot)[Stream.STOPS],
+        Stream.ERROR: entry[:, Stream.ERROR],
+    }
+    is_idle = is_used & (streams > 0) & (entry[:, Stream.PENDING] == 0)
+    fresh = with_entries(jnp.broadcast_to(fresh_stream(card), entry.shape), opened)
+    place = Place(
+        commands=is_command.sum(dtype=jnp.int32),
+        row=row_of(card.table.fields, first + jnp.arange(program.rows, dtype=jnp.int32)),
+        number=row_of(card.table.fields, jnp.arange(card.table.rows, dtype=jnp.int32) - first),
+        members=members,
+        slot=slots,
+        is_used=is_used,
+        entry=jnp.where(is_idle[:, None], fresh, entry),
+    )
+    is_taken = (place.number < place.commands) & is_pending(card.table.times[:-1, Time.PHASE])
+    rules = first_code(
+        (is_new.sum() > streams_free(card), Code.RESOURCE_ALLOC_FAIL),
+        (is_taken.any() | (place.commands > card.table.rows), Code.TABLE_FULL),
+    )
+    return place, first_failing(slots_code, rules)
 
 
-def _slots(card: CardState, program: Program, slot: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the stream slot of each stream of the program, which of them are to be opened, and the code.
+def _slots(card: CardState, is_side: jax.Array, slot: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the slot of each stream of a program, whether it is to be opened, and the code.
 
-    A side stream takes, in this order: a hidden one in which only programs of the same stream are under way, as
-    they come one after the other anyway; another hidden one that is empty; a free slot. The host's own slot stands for
-    streams without commands.
+    A side stream takes, in this order: a hidden stream that works for ``slot``, where programs come one after the
+    other anyway; another hidden one that is empty; a free slot.
     """
-    is_hidden = (card.streams[:-1, Stream.GENERATION] & HIDDEN) != 0
-    is_empty = card.streams[:-1, Stream.PENDING] == 0
-    is_ours = is_hidden & (card.streams[:-1, Stream.FLAGS] == slot)
+    hosts = card.streams.shape[0] - 1
+    streams = card.streams[:-1]
+    is_hidden, is_empty = (streams[:, Stream.GENERATION] & HIDDEN) != 0, streams[:, Stream.PENDING] == 0
+    is_ours = is_hidden & (streams[:, Stream.FLAGS] == slot)
     is_free = (taken_slots(card) == 0) & is_empty
     rank = jnp.where(is_ours, 0, jnp.where(is_hidden & is_empty, 1, jnp.where(is_free, 2, 3)))
     order = jnp.argsort(rank, stable=True).astype(jnp.int32)
-    is_used = _in_stream(program).any(1) & (jnp.arange(program.streams) > 0)
-    turn = jnp.clip(jnp.cumsum(is_used) - 1, 0, order.shape[0] - 1)
-    slots = jnp.where(is_used, get_rows(order, turn), order.shape[0])
-    best = get_rows(rank, get_rows(order, turn))
-    is_new = is_used & (best == 2)
-    too_many = is_used.sum() > (rank < 3).sum()
-    code = first_code((too_many | (is_new.sum() > streams_free(card)), Code.RESOURCE_ALLOC_FAIL))
-    return slots.at[0].set(slot), is_new, code
+    chosen = get_rows(order, jnp.clip(jnp.cumsum(is_side) - 1, 0, hosts - 1))
+    is_short = is_side.sum() > (rank < 3).sum()
+    slots = jnp.where(is_side, chosen, hosts).at[0].set(slot)
+    return slots, is_side & (get_rows(rank, chosen) == 2), first_code((is_short, Code.RESOURCE_ALLOC_FAIL))
+
+
+def _on_card(card: CardState, program: Program, place: Place, kernel_of: jax.Array) -> jax.Array:
+    """Return the program's fields with the card's numbers in place of its own, int32 [N, FIELDS]."""
+    fields, first, issue = program.fields, card.clock[Clock.ENQUEUED], host_now(card)
+    sequence = first + jnp.arange(program.rows, dtype=jnp.int32)
+    stream, depends, following = (fields[:, column] for column in (Field.STREAM, Field.DEPENDS, Field.NEXT))
+    last = get_rows(card.table.fields, place.entry[:, Stream.LAST])
+    is_busy = place.entry[:, Stream.PENDING] > 0
+    # a side stream that waits for nothing in the program still begins after what was in the stream before
+    before = jnp.where(is_busy, last[:, Field.SEQUENCE], NONE)[0]
+    begins = (fields[:, Field.POSITION] == 0) & (stream > 0)
+    queued = get_rows(jnp.where(is_busy, last[:, Field.POSITION] + 1, 0), stream)
+    kernel = get_rows(kernel_of, jnp.maximum(fields[:, Field.KERNEL], 0))
+    fault = jax.vmap(planned_fault, (None, 0))(card, sequence)
+    is_planned = fault[:, Fault.CODE] != Code.SUCCESS
+    columns: dict[Any, Number] = {
+        Field.STREAM: get_rows(place.slot, stream),
+        Field.SEQUENCE: sequence,
+        Field.NEXT: jnp.where(
+            following == program.rows,
+            card.table.rows,
+            get_rows(place.row, jnp.minimum(following, program.rows - 1)),
+        ),
+        Field.DEPENDS: jnp.where(depends != NONE, first + depends, jnp.where(begins, before, NONE)),
+        Field.POSITION: queued + fields[:, Field.POSITION],
+        Field.KERNEL: jnp.where(fields[:, Field.KERNEL] == NONE, NONE, kernel),
+        Field.FAULT: jnp.where(is_planned, fault[:, Fault.CODE], fields[:, Field.FAULT]),
+        Field.REACH: jnp.where(is_planned, fault[:, Fault.REACH], fields[:, Field.REACH]),
+        Field.ISSUE_HI: issue.hi,
+        Field.ISSUE_LO: issue.lo,
+        Field.THREAD: card.device[Device.THREAD],
+    }
+    return with_entries(fields, columns)
+
+
+def _written(card: CardState, fields: jax.Array, operands: jax.Array, place: Place, ok: jax.Array) -> CommandTable:
+    """Return the table with the program's commands in it, if that is wanted."""
+    kind = fields[:, Field.KIND]
+    moves = jnp.isin(kind, jnp.array([*TASKS, Kind.VALUE_WRITE])) & card.has_values
+    moves &= (kind != Kind.KERNEL) | (fields[:, Field.KERNEL] != NONE)
+    queued = with_entries(jnp.zeros((fields.shape[0], len(Time)), jnp.int32), {Time.PHASE: Phase.QUEUED})
+    effects = jnp.where(moves, Effect.NONE, Effect.PUBLISHED).astype(jnp.int32)
+    number = jnp.minimum(place.number, fields.shape[0] - 1)
+    is_written = jnp.append((place.number < place.commands) & ok, False)
+
+    def put(table: jax.Array, new: jax.Array) -> jax.Array:
+        new = jnp.concatenate([get_rows(new, number), table[-1:]])
+        return jnp.where(is_written.reshape(-1, *(1,) * (table.ndim - 1)), new, table)
+
+    table = card.table
+    return CommandTable(
+        put(table.fields, fields), put(table.operands, operands), put(table.times, queued), put(table.effects, effects)
+    )
+
+
+def _linked(
+    card: CardState, program: Program, place: Place, table: CommandTable, ok: jax.Array
+) -> tuple[jax.Array, CommandTable]:
+    """Return streams and table with the program's commands behind what was in the streams, if that is wanted."""
+    begins, ends = program.fields[:, Field.POSITION] == 0, program.fields[:, Field.NEXT] == program.rows
+    first = (place.members * (begins * place.row)[None]).sum(1, dtype=jnp.int32)
+    last = (place.members * (ends * place.row)[None]).sum(1, dtype=jnp.int32)
+    pending = place.entry[:, Stream.PENDING]
+    columns = {
+        Stream.HEAD: jnp.where(pending == 0, first, place.entry[:, Stream.HEAD]),
+        Stream.LAST: last,
+        Stream.PENDING: pending + place.members.sum(1, dtype=jnp.int32),
+    }
+    is_put = (place.is_used & ok)[:, None]
+    entry = jnp.where(is_put, with_entries(place.entry, columns), get_rows(card.streams, place.slot))
+    has_before = is_put[:, 0] & (pending > 0)
+    before = jnp.where(has_before, place.entry[:, Stream.LAST], table.rows)
+    following = jnp.where(has_before, first, table.rows)
+    fields = table.fields.at[before, Field.NEXT].set(following, mode="promise_in_bounds")
+    return put_rows(card.streams, place.slot, entry), dataclasses.replace(table, fields=fields)
+
+
+@stage
+def _blocker(card: CardState, program: Program) -> tuple:
+    """The newest unfinished command whose row the program needs, or NONE."""
+    place, _ = _place(card, program, jnp.int32(0))
+    phase = card.table.times[:-1, Time.PHASE]
+    is_taken = (place.number < place.commands) & is_pending(phase) & (phase != Phase.CAPTURED)
+    sequence = jnp.where(is_taken, card.table.fields[:-1, Field.SEQUENCE], NONE).max()
+    return card, jnp.where(place.commands > card.table.rows, NONE, sequence)
+
+
+def _make_room(card: CardState, program: Program, site: Site) -> CardState:
+    """Block the host until the table has rows for the whole program, as a full queue does on a card."""
+    last = NONE
+    while True:
+        card, blocker = _blocker(card, program)
+        known = concrete(blocker)
+        if known is None or known in (NONE, last):
+            return card
+        card, last = settle(card, Goal(command=blocker), site), int(known)
+
+
+@verb
+def execute_program(card: CardState, program: Program, stream: Number, *, site: Site = None) -> CardState:
+    """Run a program in ``stream``, as often as wanted (``aclmdlRIExecuteAsync``).
+
+    It takes the host as long as one launch. Stream 0 of the program becomes ``stream``; its other streams are hidden
+    ones, which take free slots of the card at the first execution and are used again by later ones. The program begins
+    after what is in ``stream`` and what comes later in ``stream`` waits for all of it. Failures planned for the numbers
+    that its commands get apply; a failure in a hidden stream shows when the device is synchronised.
+
+    Under ``jit`` the program is one argument like others; pad programs to one number of rows to share a compilation.
+
+    Returns:
+      The card. Status 107002 and 107003 as every stream call, 107027 while the stream is captured, 207000 for a program
+      with callbacks, 207005 if there are not enough free streams, 900001 if the table has too few rows (outside
+      ``jit`` the host first blocks until enough commands have finished).
+
+    Raises:
+      ValueError: The program is a batch.
+    """
+    if program.fields.ndim != 2:
+        raise ValueError(f"program has batch axes {program.fields.shape[:-2]}: use jax.vmap over cards and programs")
+    numbers = []
+    for spec in program.kernels:
+        card, number = load_kernel(card, spec)
+        numbers.append(number)
+    plain = dataclasses.replace(program, kernels=()).padded(max(program.rows, 1))
+    card = _make_room(card, plain, site)
+    return _append(card, plain, np.array(numbers or [NONE], np.int32), stream, site)

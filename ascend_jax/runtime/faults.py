@@ -75,5 +75,3 @@ def inject_fault(
         is_core = jnp.isin(jnp.asarray(code, jnp.int32), jnp.array(DEVICE_CODES))
         reach = jnp.where(is_core, Reach.DEVICE, Reach.STREAM).astype(jnp.int32)
     return _plan(card, code, reach, skip, site)
-
-

@@ -92,8 +92,8 @@ class KernelSpec:
 class Cost:
     """What a kernel asks of the card; all leaves are scalars, so tiles and chips can be vmapped.
 
-    A kernel is a number of equal blocks. Each takes ``cube_cores`` and ``vector_cores`` for ``block_ns``; more blocks than
-    fit run in waves. HBM and L2 bytes are those of the whole launch, and all blocks draw them evenly.
+    A kernel is a number of equal blocks. Each takes ``cube_cores`` and ``vector_cores`` for ``block_ns``; more blocks
+    than fit run in waves. HBM and L2 bytes are those of the whole launch, and all blocks draw them evenly.
     """
 
     head_ns: jax.Array  # float32, launch head, before the first blocks compute

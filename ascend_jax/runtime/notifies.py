@@ -14,14 +14,14 @@ from ascend_jax.runtime import layout
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, enqueue
 from ascend_jax.runtime.edge import Site, stage, verb
-from ascend_jax.runtime.event_slots import either, put_back, take
+from ascend_jax.runtime.event_slots import put_back, take
 from ascend_jax.runtime.events import is_negative, timeout_fields
 from ascend_jax.runtime.handles import find_notify, find_stream
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Change, Condition, EventKind, Field, Kind
 from ascend_jax.runtime.rows import Number, put_row
 from ascend_jax.runtime.state import CardState
-from ascend_jax.runtime.status import first_code
+from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import look, make_room
 
 
@@ -43,7 +43,7 @@ def _record(card: CardState, notify: Number, stream: Number, site: Number) -> Ca
     notify_code, row = find_notify(card, notify)
     fields = {Field.OBJECT: notify, Field.CELL: row, Field.CHANGE: Change.SET, Field.VALUE_LO: 1, Field.SITE: site}
     card = spend(card, card.chip["host_event_ns"])
-    card, code = enqueue(card, Command(Kind.NOTIFY_RECORD, slot, fields=fields), either(code, notify_code))
+    card, code = enqueue(card, Command(Kind.NOTIFY_RECORD, slot, fields=fields), first_failing(code, notify_code))
     return answer(card, code, site, stream)[0]
 
 
@@ -51,7 +51,7 @@ def _record(card: CardState, notify: Number, stream: Number, site: Number) -> Ca
 def _wait(card: CardState, notify: Number, stream: Number, timeout_s: Number, site: Number) -> CardState:
     code, slot = find_stream(card, stream)
     notify_code, row = find_notify(card, notify)
-    code = either(code, notify_code, first_code((is_negative(timeout_s), Code.RT_PARAM_INVALID)))
+    code = first_failing(code, notify_code, first_code((is_negative(timeout_s), Code.RT_PARAM_INVALID)))
     fields = {
         Field.OBJECT: notify,
         Field.CELL: row,
@@ -69,7 +69,7 @@ def _wait(card: CardState, notify: Number, stream: Number, timeout_s: Number, si
 @stage
 def _batch_reset(card: CardState, notifies: tuple[Number, ...], site: Number) -> CardState:
     found = [find_notify(card, notify) for notify in notifies]
-    code = either(*(code for code, _ in found), first_code((jnp.bool_(not found), Code.RT_PARAM_INVALID)))
+    code = first_failing(*(code for code, _ in found), first_code((jnp.bool_(not found), Code.RT_PARAM_INVALID)))
     cells = card.cells
     for _, row in found:
         cells = put_row(cells, row, jnp.zeros(2, jnp.int32))

@@ -19,7 +19,7 @@ from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.edge import concrete
 from ascend_jax.runtime.kernels import Argument, KernelSpec
 from ascend_jax.runtime.layout import LIMB, LONGEST_BLOCK_HI, NONE, TASKS, Field, Kind, Operand, Reach
-from ascend_jax.runtime.rows import get_row, put_row, with_entries
+from ascend_jax.runtime.rows import Number, get_row, put_row, with_entries
 
 FORMAT = 1  # of saved files
 
@@ -178,7 +178,7 @@ def numbered(fields: jax.Array) -> jax.Array:
     position = number - jnp.searchsorted(key, key)
     has_next = jnp.append(key[1:] == key[:-1], False)[:rows] & is_command[order]
     following = jnp.where(has_next, jnp.roll(order, -1), rows)
-    columns = {
+    columns: dict[Any, Number] = {
         Field.SEQUENCE: jnp.where(is_command, number, NONE),
         Field.NEXT: jnp.zeros_like(number).at[order].set(following),
         Field.POSITION: jnp.where(is_command, jnp.zeros_like(number).at[order].set(position), 0),

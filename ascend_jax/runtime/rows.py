@@ -44,9 +44,10 @@ def with_entries(table: jax.Array, entries: Mapping[Any, Number]) -> jax.Array:
     return jnp.stack(columns, axis=-1)
 
 
-def get_lane_rows(tables: jax.Array, rows: jax.Array) -> jax.Array:
-    """Return ``tables[b, rows[..., b]]`` for every lane b: int32 [..., B, columns] of [B, N, columns]."""
-    return tables.at[jnp.arange(tables.shape[0]), rows].get(mode="promise_in_bounds")
+def get_lane_rows(tables: jax.Array, rows: jax.Array, columns: slice = slice(None)) -> jax.Array:
+    """Return ``tables[b, rows[..., b], columns]`` for every lane b, [..., B, columns] of [B, N, columns]."""
+    where = (rows, columns) if tables.ndim == 3 else (rows,)
+    return tables.at[jnp.arange(tables.shape[0]), *where].get(mode="promise_in_bounds")
 
 
 def put_lane_rows(tables: jax.Array, rows: jax.Array, values: jax.Array, columns: slice = slice(None)) -> jax.Array:

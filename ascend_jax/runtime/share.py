@@ -19,9 +19,11 @@ def pace(flag: jax.Array, running: jax.Array, shares: jax.Array) -> jax.Array:
       running: int32 [S, B], running blocks.
       shares: int32 [S, B], what one block draws at full speed of HBM + of L2 << 16, in 1/SHARES.
     """
-    drawn = apart(flag, _drawn, running, shares)
-    totals = [part.sum(0) for part in drawn]
-    return apart(flag, _rates, shares, drawn, totals)
+    levels = apart(flag, _levels, running, shares)
+    pools = tuple(zip(levels, _pools(shares), strict=True))
+    drawn = [jnp.where(level <= SHARES, running * share, 0).sum(0) for level, share in pools]
+    takers = [jnp.where(level <= SHARES, 0, running).sum(0) for level, _ in pools]
+    return apart(flag, _rates, shares, levels, drawn, takers)
 
 
 def divide(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -38,21 +40,18 @@ def _pools(shares: jax.Array) -> tuple[jax.Array, jax.Array]:
     return shares & (SHARES - 1), (shares >> 16) & (SHARES - 1)
 
 
-def _drawn(running: jax.Array, shares: jax.Array) -> list[jax.Array]:
-    """Return for each pool what satisfied blocks draw, and how many blocks are not satisfied."""
-    parts = []
-    for share in _pools(shares):
-        # blocks that draw no more than this one, and the part that this one would draw, of the others
-        level = sum_of_pairs(lambda blocks, other, share=share: blocks * jnp.minimum(other, share), running, share)
-        is_satisfied = (level <= SHARES) | (share == 0)
-        parts += [jnp.where(is_satisfied, running * share, 0), jnp.where(is_satisfied, 0, running)]
-    return parts
+def _levels(running: jax.Array, shares: jax.Array) -> list[jax.Array]:
+    """Return for each pool what all would draw if nobody drew more than a block of this stream: too much, or not."""
+    return [
+        sum_of_pairs(lambda blocks, other, share=share: blocks * jnp.minimum(other, share), running, share)
+        for share in _pools(shares)
+    ]
 
 
-def _rates(shares: jax.Array, drawn: list[jax.Array], totals: list[jax.Array]) -> jax.Array:
+def _rates(shares: jax.Array, levels: list[jax.Array], drawn: list[jax.Array], takers: list[jax.Array]) -> jax.Array:
     rates = []
     for pool, share in enumerate(_pools(shares)):
-        left, takers = SHARES - totals[2 * pool], totals[2 * pool + 1]
-        fair = divide(jnp.broadcast_to(left * FULL_RATE, share.shape), jnp.maximum(takers * share, 1))
-        rates.append(jnp.where(drawn[2 * pool + 1] > 0, jnp.maximum(fair, 1), FULL_RATE))
+        left = jnp.broadcast_to((SHARES - drawn[pool]) * FULL_RATE, share.shape)
+        fair = jnp.maximum(divide(left, jnp.maximum(takers[pool] * share, 1)), 1)
+        rates.append(jnp.where(levels[pool] > SHARES, fair, FULL_RATE))
     return jnp.minimum(*rates)

@@ -1,22 +1,24 @@
 """Streams: queues of commands that run in order. Handle 0 is the default stream of the current context."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ascend_jax.runtime import layout, status
 from ascend_jax.runtime.advance import Goal, advance
+from ascend_jax.runtime.capture_rules import illegal_sync
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import answer
 from ascend_jax.runtime.drops import drop, fresh_stream, remove_streams
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.handles import find_stream, free_slot, handle_of, has_context
 from ascend_jax.runtime.host import spend
-from ascend_jax.runtime.layout import Capture, Context, Device, Stream
+from ascend_jax.runtime.layout import Context, Device, Stream
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.state import CardState
-from ascend_jax.runtime.status import first_code
+from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import look
 from ascend_jax.runtime.values import apply_effects
 
@@ -49,7 +51,7 @@ def open_stream(
     old = get_row(card.streams, slot)
     default = get_row(card.contexts, context)[Context.STREAM]
     is_stopping = get_row(card.streams, jnp.maximum(default, 0))[Stream.STOPS]
-    columns = {
+    columns: dict[Any, Number] = {
         Stream.ALIVE: 1,
         Stream.GENERATION: old[Stream.GENERATION],
         Stream.CONTEXT: context,
@@ -65,7 +67,7 @@ def open_stream(
 def _wait(card: CardState, goal: Goal, wanted: Number, site: Number) -> tuple:
     goal = Goal(*(jnp.asarray(number, jnp.int32) for number in goal))
     card, ending = advance(card, goal)
-    failed = status.overrule(card, Code.DEADLOCK, jnp.asarray(site, jnp.int32), goal.stream)
+    failed = status.overrule(card, Code.DEADLOCK, *(jnp.asarray(each, jnp.int32) for each in (site, goal.stream)))
     card = dataclasses.replace(card, status=jnp.where(ending.is_stuck, failed, card.status))
     return card, jnp.where(ending.is_stuck, layout.NONE, wanted)
 
@@ -76,8 +78,8 @@ def drain(card: CardState, goal: Goal, wanted: Number, site: Site) -> tuple[Card
     If that can never be, NONE instead of ``wanted``, and the status of the call noted last becomes 900003. Unlike
     :func:`~.synchronize.settle` this does not report what has failed before.
     """
-    card, wanted = _wait(card, goal, wanted, site)
-    return apply_effects(card), wanted
+    card, granted = _wait(card, goal, wanted, site)
+    return apply_effects(card), granted
 
 
 @stage
@@ -102,9 +104,8 @@ def _find_own(card: CardState, stream: Number) -> tuple[jax.Array, jax.Array]:
     """Return (code, slot) of a stream that can be destroyed: no default stream, and not being captured."""
     code, slot = find_stream(card, stream)
     is_default = (card.contexts[:, Context.STREAM] == slot).any()
-    is_captured = get_row(card.streams, slot)[Stream.CAPTURE] != Capture.NONE
-    rest = first_code((is_default, Code.RT_STREAM_CONTEXT), (is_captured, Code.RT_STREAM_CAPTURED))
-    return jnp.where(code == Code.SUCCESS, rest, code), slot
+    rest = first_code((is_default, Code.RT_STREAM_CONTEXT))
+    return first_failing(code, rest, illegal_sync(card, slot)), slot
 
 
 @stage
@@ -123,11 +124,8 @@ def _remove(card: CardState, slot: jax.Array) -> CardState:
 def _query(card: CardState, stream: Number, site: Number) -> tuple:
     code, slot = find_stream(card, stream)
     entry = get_row(card.streams, slot)
-    failures = jnp.stack([card.device[Device.ERROR], entry[Stream.ERROR]])
-    failure = jnp.where(failures[0] != Code.SUCCESS, failures[0], failures[1])
-    is_captured = entry[Stream.CAPTURE] != Capture.NONE
-    rest = jnp.where(is_captured, Code.RT_STREAM_CAPTURED, failure)
-    card, code = answer(card, jnp.where(code == Code.SUCCESS, rest, code), site, stream)
+    code = first_failing(code, illegal_sync(card, slot), card.device[Device.ERROR], entry[Stream.ERROR])
+    card, code = answer(card, code, site, stream)
     found = jnp.where(entry[Stream.PENDING] == 0, COMPLETE, NOT_READY)
     return card, jnp.where(code == Code.SUCCESS, found, layout.NONE)
 
@@ -155,8 +153,6 @@ def _available(card: CardState, site: Number) -> tuple:
 @stage
 def _abort(card: CardState, stream: Number, site: Number) -> CardState:
     code, slot = find_stream(card, stream)
-    is_captured = get_row(card.streams, slot)[Stream.CAPTURE] != Capture.NONE
-    code = jnp.where(code == Code.SUCCESS, first_code((is_captured, Code.RT_STREAM_CAPTURED)), code)
     is_dropped = (jnp.arange(card.streams.shape[0]) == slot) & (code == Code.SUCCESS)
     return answer(drop(card, is_dropped), code, site, stream)[0]
 
@@ -169,7 +165,7 @@ def _set_failure_mode(card: CardState, stream: Number, mode: Number, site: Numbe
         ((mode != CONTINUE_ON_FAILURE) & (mode != STOP_ON_FAILURE), Code.RT_PARAM_INVALID),
         ((mode == CONTINUE_ON_FAILURE) & (entry[Stream.STOPS] == 1), Code.FEATURE_NOT_SUPPORT),
     )
-    code = jnp.where(code == Code.SUCCESS, rest, code)
+    code = first_failing(code, rest)
     is_same = (card.streams[:, Stream.ALIVE] == 1) & (card.streams[:, Stream.CONTEXT] == entry[Stream.CONTEXT])
     is_own = is_same & (jnp.arange(is_same.shape[0]) < is_same.shape[0] - 1)
     stops = is_own & (code == Code.SUCCESS) & (mode == STOP_ON_FAILURE)
@@ -230,8 +226,8 @@ def stream_query(card: CardState, stream: Number, *, site: Site = None) -> tuple
     A query takes as much host time as synchronising an idle stream, so that a loop of queries comes to an end.
 
     Returns:
-      The card and 0 (complete) or 1 (not ready), -1 on failure. Status: the error with which the device was lost or
-      the stream's first command failed; else 107002, 107003, or 107027 while the stream is captured.
+      The card and 0 (complete) or 1 (not ready), -1 on failure. Status 107002, 107003, 107027 while the stream is
+      captured; else the error with which the device was lost, or that of the stream's first failed command.
     """
     return _query(look(_spend_query(card), site), stream, site)
 
@@ -267,8 +263,8 @@ def stream_available_count(card: CardState, *, site: Site = None) -> tuple[CardS
 def stream_abort(card: CardState, stream: Number, *, site: Site = None) -> CardState:
     """Drop everything unfinished in the stream, the running command too (``aclrtStreamAbort``).
 
-    The stream stays usable; what other streams wait for and was dropped never comes. Status 107002, 107003, or 107027
-    while the stream is captured.
+    The stream stays usable, and what a capture has recorded stays recorded; what other streams wait for and was dropped
+    never comes. Status 107002, 107003.
     """
     return _abort(look(card, site), stream, site)
 

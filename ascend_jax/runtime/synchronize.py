@@ -67,9 +67,7 @@ def _is_dropped(card: CardState, command: jax.Array) -> jax.Array:
     return is_known & (get_row(card.table.times, row)[Time.PHASE] == Phase.DROPPED)
 
 
-def settle(
-    card: CardState, goal: Goal, site: Site, expired: Number = Code.RT_STREAM_SYNC_TIMEOUT
-) -> CardState:
+def settle(card: CardState, goal: Goal, site: Site, expired: Number = Code.RT_STREAM_SYNC_TIMEOUT) -> CardState:
     """Block the host until ``goal`` is reached and bring memory up to date.
 
     The status of the call noted last is overruled with the error of the device or of the stream waited for, 107023 if
@@ -138,9 +136,7 @@ def _begin_event(card: CardState, event: Number, timeout_ms: Number, site: Numbe
     entry = get_row(card.events, slot)
     code = jnp.where(
         code == Code.SUCCESS,
-        first_code(
-            (_refused(timeout_ms), Code.RT_PARAM_INVALID), (entry[Event.CAPTURED] == 1, Code.RT_EVENT_CAPTURED)
-        ),
+        first_code((_refused(timeout_ms), Code.RT_PARAM_INVALID), (entry[Event.CAPTURED] == 1, Code.RT_EVENT_CAPTURED)),
         code,
     )
     card = status.note(spend(card, card.chip["host_sync_ns"]), code, site)
@@ -168,9 +164,7 @@ def _begin_device(card: CardState, timeout_ms: Number, site: Number) -> tuple:
 
 
 @verb
-def synchronize_stream(
-    card: CardState, stream: Number, *, timeout_ms: Number = -1, site: Site = None
-) -> CardState:
+def synchronize_stream(card: CardState, stream: Number, *, timeout_ms: Number = -1, site: Site = None) -> CardState:
     """Block the host until every command of ``stream`` is done (``aclrtSynchronizeStreamWithTimeout``).
 
     Args:
@@ -189,9 +183,7 @@ def synchronize_stream(
 
 
 @verb
-def synchronize_event(
-    card: CardState, event: Number, *, timeout_ms: Number = -1, site: Site = None
-) -> CardState:
+def synchronize_event(card: CardState, event: Number, *, timeout_ms: Number = -1, site: Site = None) -> CardState:
     """Block the host until the latest record of ``event`` is done (``aclrtSynchronizeEventWithTimeout``).
 
     An event that was never recorded does not block, except one of the flag kind, which is waited for until it is set.
@@ -211,5 +203,3 @@ def synchronize_device(card: CardState, *, timeout_ms: Number = -1, site: Site =
     """
     card, goal = _begin_device(card, timeout_ms, site)
     return settle(card, goal, site)
-
-

@@ -21,9 +21,10 @@ from ascend_jax.runtime.commands import answer
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.handles import free_slot, thread_cell
 from ascend_jax.runtime.host import host_now, set_host
-from ascend_jax.runtime.layout import Device, Thread
+from ascend_jax.runtime.layout import Device, Effect, Field, Kind, Stream, Thread
 from ascend_jax.runtime.rows import Number, get_row, put_if, put_row, with_entries
 from ascend_jax.runtime.state import CardState, require_single
+from ascend_jax.runtime.status import first_code
 
 
 def _all_threads(card: CardState) -> jax.Array:
@@ -77,11 +78,18 @@ def _join(card: CardState, thread: Number, site: Number) -> CardState:
 
 @stage
 def _end(card: CardState, thread: Number, site: Number) -> CardState:
-    ok, row = _find(card, thread)
-    ok &= row != card.device[Device.THREAD]
+    is_there, row = _find(card, thread)
+    table = card.table
+    is_served = (card.streams[:, Stream.ALIVE] == 1) & (card.streams[:, Stream.REPORTER] == row)
+    is_its = (table.fields[:, Field.KIND] == Kind.CALLBACK) & (table.fields[:, Field.CELL] == thread_cell(card, row))
+    is_to_run = is_its & (table.effects == Effect.NONE)
+    code = first_code(
+        (~is_there | (row == card.device[Device.THREAD]), Code.RT_PARAM_INVALID),
+        (is_served.any() | is_to_run.any(), Code.RT_STREAM_SUBSCRIBE),
+    )
     gone = jnp.array([0, 0, 0, layout.NONE], jnp.int32)
-    card = dataclasses.replace(card, threads=put_if(ok, card.threads, row, gone))
-    return _note(card, ok, Code.RT_PARAM_INVALID, site)
+    card = dataclasses.replace(card, threads=put_if(code == Code.SUCCESS, card.threads, row, gone))
+    return answer(card, code, site, layout.NONE)[0]
 
 
 @verb
@@ -119,7 +127,11 @@ def join_thread(card: CardState, thread: Number, *, site: Site = None) -> CardSt
 
 @verb
 def end_thread(card: CardState, thread: Number, *, site: Site = None) -> CardState:
-    """Give a thread's number back. Status 107000 for an unknown thread and for the current one."""
+    """Give a thread's number back.
+
+    Status 107000 for an unknown thread and for the current one, 107011 while it serves a stream or has callbacks to
+    run.
+    """
     return _end(card, thread, site)
 
 

@@ -18,14 +18,14 @@ from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, enqueue, operand_rows
 from ascend_jax.runtime.copies import check_range
 from ascend_jax.runtime.edge import Site, stage, verb
-from ascend_jax.runtime.event_slots import busy_cells, either
+from ascend_jax.runtime.event_slots import busy_cells
 from ascend_jax.runtime.handles import find_stream, value_cell
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Change, Condition, Field, Kind
 from ascend_jax.runtime.memory import Range, byte_range
 from ascend_jax.runtime.rows import Number, get_row, put_if
 from ascend_jax.runtime.state import CardState
-from ascend_jax.runtime.status import first_code
+from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import look, make_room
 
 VALUE_BYTES = 8
@@ -73,7 +73,7 @@ def _find(card: CardState, place: Range) -> tuple[jax.Array, jax.Array]:
         ((place.offset & (VALUE_BYTES - 1)) != 0, Code.RT_ADDR_UNALIGNED),
     )
     is_full = ~(is_it | is_free).any()
-    return either(code, check_range(card, place), first_code((is_full, Code.OBJECT_TABLE_FULL))), slot
+    return first_failing(code, check_range(card, place), first_code((is_full, Code.OBJECT_TABLE_FULL))), slot
 
 
 def _refresh(card: CardState, place: Range, slot: jax.Array, code: jax.Array) -> CardState:
@@ -99,7 +99,7 @@ def _mark(
     code, slot = find_stream(card, stream)
     place_code, value_slot = _find(card, place)
     is_known = (condition >= Condition.GE) & (condition <= Condition.NOR)
-    code = either(code, place_code, first_code((~is_known & (not is_write), Code.RT_PARAM_INVALID)))
+    code = first_failing(code, place_code, first_code((~is_known & (not is_write), Code.RT_PARAM_INVALID)))
     before = card.values, card.cells
     card = spend(_refresh(card, place, value_slot, code), card.chip["host_event_ns"])
     fields = {

@@ -1,36 +1,46 @@
 """Random lists of commands for the scheduler and the engine: every kind, every field, many ties."""
 
 import random
+from collections.abc import Callable
 from dataclasses import fields
 
 from tests.runtime.scheduler import POOL, WORD, Command
 
-CAPACITY = {"cube": 3, "vector": 6, "h2d": 2, "d2h": 1, "d2d": 2}
-WAIT_TIMEOUT, TASK_TIMEOUT, EXCEPTION, DEVICE_FAULT = 107019, 507014, 507015, 507054
-VALUES = (0, 1, 2, 3, WORD - 1, WORD - 2, WORD // 2, WORD // 2 - 1)
+CAPACITY = {"cube": 3, "vector": 6, "h2d": 1, "d2h": 1, "d2d": 1}
+WAIT_TIMEOUT, CUBE_TIMEOUT, VECTOR_TIMEOUT, EXCEPTION, DEVICE_FAULT = 107019, 507014, 507034, 507015, 507054
+VALUES = (0, 1, 2, 3, WORD - 1, WORD - 2, WORD // 2, WORD // 2 - 1, 1 << 32, (1 << 32) - 1, 3 << 31)
 SHARES = (0, 0, POOL // 8, POOL // 4, POOL // 3, POOL // 2, 40_000, POOL - 1, 1)
+CHUNK = 1 << 22  # ns; the engine counts longer work in pieces of this length
+US = 1000  # ns; timeouts are whole us
+
+Duration = Callable[[], int]
 
 
 def random_commands(
     rng: random.Random, length: int, *, streams: int = 3, cells: int = 4, ties: bool = True
 ) -> list[Command]:
-    """Commands in order of enqueueing; ``ties`` draws times from a few small numbers.
+    """Commands in order of enqueueing; ``ties`` draws times from a few small multiples of a unit.
 
-    A wait depends on records that come before it in the list only, so no list is circular by its dependencies; waits
+    A command depends on such that come before it in the list only, so no list is circular by its dependencies; waits
     on cells may never end, with or without a timeout. Issue times do not fall.
     """
-    task_share = rng.choice((0.3, 0.6, 0.9))
-    is_faulty, is_pacing = rng.random() < 0.3, rng.random() < 0.3
-    commands, records, issue = [], [], 0
+    duration = _ties(rng) if ties else _spread(rng)
+    task_share, wide = rng.choice((0.3, 0.6, 0.9)), rng.random() < 0.05
+    is_faulty, is_pacing, is_hasty = (rng.random() < chance for chance in (0.3, 0.3, 0.2))
+    commands: list[Command] = []
+    issue = 0
     for _ in range(length):
-        issue += _duration(rng, ties) if is_pacing and rng.random() < 0.4 else 0
-        command = _task(rng, ties) if rng.random() < task_share else _mark(rng, cells, records, ties)
+        issue += duration() if is_pacing and rng.random() < 0.4 else 0
+        if rng.random() < task_share:
+            command = _task(rng, duration, ties, wide)
+            if is_hasty and rng.random() < 0.2:
+                _time_out(command, 4 * duration())
+        else:
+            command = _mark(rng, duration, cells, commands)
         command.stream, command.issue = rng.randrange(streams), issue
-        if is_faulty and command.kind != "event record" and rng.random() < 0.08:
+        if is_faulty and rng.random() < 0.08:
             command.reach = "device" if rng.random() < 0.15 else "stream"
             command.fault = DEVICE_FAULT if command.reach == "device" else EXCEPTION
-        if command.kind == "event record" and not command.effect:
-            records.append(command)
         commands.append(command)
     return commands
 
@@ -47,20 +57,32 @@ def describe(command: Command) -> str:
     return " ".join(parts)
 
 
-def _duration(rng: random.Random, ties: bool) -> int:
-    return rng.choice((1, 1, 2, 3, 4, 6, 12)) if ties else rng.randint(1, 1000)
+def _ties(rng: random.Random) -> Duration:
+    unit = rng.choice((1, 1, 250, US))
+    return lambda: unit * rng.choice((1, 1, 2, 3, 4, 6, 12))
 
 
-def _task(rng: random.Random, ties: bool) -> Command:
+def _spread(rng: random.Random) -> Duration:
+    if rng.random() < 0.1:  # around whole chunks
+        return lambda: max(
+            1, rng.choice((1, 1, 2, 5)) * CHUNK + rng.choice((-CHUNK, -1, 0, 0, 1, rng.randrange(CHUNK)))
+        )
+    top = rng.choice((10, 17))  # powers of two, ns
+    return lambda: rng.randint(1, 1 << rng.randint(1, top))
+
+
+def _task(rng: random.Random, duration: Duration, ties: bool, wide: bool) -> Command:
     command = Command(rng.choice(("kernel", "kernel", "kernel", "copy", "memset")), 0)
     command.blocks = rng.choice((1, 1, 2, 3, 4, 7, 12))
-    command.head = 0 if rng.random() < 0.4 else _duration(rng, ties)
-    command.block = _duration(rng, ties)
+    command.head = 0 if rng.random() < 0.4 else min(duration(), CHUNK - 1)
+    command.block = duration()
     command.priority = rng.choice((0, 0, 0, 1, 7))
     if command.kind == "kernel":
         command.cube, command.vector = rng.choice(((1, 0), (0, 1), (1, 1), (1, 2), (0, 2), (0, 0)))
         if rng.random() < 0.25:
             command.mode, command.blocks = 1, rng.choice((1, 2, 2, 3, 3, 4))
+        elif wide and command.needs and rng.random() < 0.2:
+            command.blocks = rng.randint(200, 300)
     elif command.kind == "copy":
         command.engine = rng.choice(("h2d", "d2h", "d2d"))
     else:
@@ -69,24 +91,27 @@ def _task(rng: random.Random, ties: bool) -> Command:
         command.hbm, command.l2 = rng.choice(SHARES), rng.choice(SHARES)
         if not ties:
             command.hbm = min(POOL - 1, command.hbm + rng.randrange(1000))
-    if rng.random() < 0.06:
-        command.timeout, command.timeout_code = 4 * _duration(rng, ties), TASK_TIMEOUT
-        command.timeout_reach = "device" if rng.random() < 0.3 else "stream"
     return command
 
 
-def _mark(rng: random.Random, cells: int, records: list[Command], ties: bool) -> Command:
+def _mark(rng: random.Random, duration: Duration, cells: int, before: list[Command]) -> Command:
     kinds = ["event record", "event wait", "event reset", "notify record", "notify wait", "value write", "value wait"]
-    kind = rng.choice([*kinds, "callback", "event record", "event wait"])
+    kind = rng.choice([*kinds, "callback", "callback wait", "event record", "event wait", "event wait"])
     command = Command(kind, 0)
-    if kind == "event wait" and records and rng.random() < 0.8:
-        command.depends = rng.choice(records[-6:])
-        _may_time_out(rng, command, 0.1, ties)
-        return command
-    if kind == "event record" and rng.random() < 0.7:
-        return command
-    command.cell = rng.randrange(cells)
-    match kind:
+    if before and rng.random() < (0.8 if kind == "event wait" else 0.1):
+        records = [command for command in before if command.kind == "event record" and not command.effect]
+        command.depends = rng.choice(records[-6:] if records and rng.random() < 0.7 else before[-8:])
+    is_order_only = kind.startswith("event") and rng.random() < 0.7 and (kind != "event wait" or command.depends)
+    if not is_order_only:
+        command.cell = rng.randrange(cells)
+        _look_and_change(rng, command)
+    if rng.random() < (0.6 if command.condition else 0.15 if command.depends else 0.02):
+        _time_out(command, 3 * duration())
+    return command
+
+
+def _look_and_change(rng: random.Random, command: Command) -> None:
+    match command.kind:
         case "event record" | "notify record":
             command.effect, command.value2 = "SET", 1
         case "event reset":
@@ -100,15 +125,20 @@ def _mark(rng: random.Random, cells: int, records: list[Command], ties: bool) ->
         case "value wait":
             command.condition, command.value = rng.choice(("GE", "EQ", "AND", "NOR")), rng.choice(VALUES)
             if command.condition == "NOR":
-                command.value = WORD - 1 - rng.choice((1, 2, 3, WORD // 2))
+                command.value = WORD - 1 - rng.choice((1, 2, 3, WORD // 2, 1 << 32))
+            if rng.random() < 0.2:
+                command.effect, command.value2 = rng.choice(
+                    (("SET", 0), ("SET", command.value), ("ADD", command.value))
+                )
         case "callback":
             command.effect, command.value2 = "ADD", 1
-    if command.condition:
-        _may_time_out(rng, command, 0.6, ties)
-    return command
+        case "callback wait":
+            command.condition, command.value = "GE", rng.choice((1, 1, 2, 3))
 
 
-def _may_time_out(rng: random.Random, command: Command, chance: float, ties: bool) -> None:
-    if rng.random() < chance:
-        command.timeout, command.timeout_code = 3 * _duration(rng, ties), WAIT_TIMEOUT
-        command.timeout_reach = "device" if rng.random() < 0.05 else "stream"
+def _time_out(command: Command, about: int) -> None:
+    """Set a timeout near ``about`` ns with what goes by the kind: a task takes the device, a mark its stream."""
+    command.timeout = max(1, about // US) * US
+    command.timeout_reach = "device" if command.is_task else "stream"
+    late = CUBE_TIMEOUT if command.cube else VECTOR_TIMEOUT
+    command.timeout_code = late if command.kind == "kernel" else WAIT_TIMEOUT

@@ -142,8 +142,8 @@ class Scheduler:
         self._is_rated = True  # no group came or went since the rates were set
 
     def enqueue(self, command: Command) -> None:
-        """Append a command to its stream now; a card with a device error drops it."""
-        if self.device_error:
+        """Append a command to its stream now; a lost card and a stopped stream drop it."""
+        if self.device_error or (command.stream in self.stop_on_failure and self.stream_error[command.stream]):
             command.dropped = True
             return
         self._order[command] = next(self._counter)
@@ -152,20 +152,25 @@ class Scheduler:
             self._come_to_head(command)
 
     def advance_to(self, limit: int) -> None:
-        """Let everything before `limit` happen, and time be `limit`."""
+        """Let everything before `limit` happen, and time be `limit`, where tasks still end."""
         self.run_until(lambda: False, limit)
 
     def run_until(self, reached: Callable[[], bool], limit: int | None = None) -> str:
-        """Go on one thing at a time; return "reached", "limit" or "stuck", whichever is true first."""
+        """Go on one thing at a time; return "reached", "limit" or "stuck", whichever is true first.
+
+        At `limit` itself tasks that are over end, and nothing else happens.
+        """
         while not reached():
-            if limit is not None and self.now >= limit:
+            if self._over:
+                command = self._tasks[min(self._over)].command
+                self._end(command, command.fault, command.reach)
+            elif limit is not None and self.now >= limit:
                 return "limit"
-            if self._do_one_thing():
-                continue
-            self._dispatch()
-            self._set_rates()
-            if not self._move_time(limit):
-                return "stuck"
+            elif not self._do_one_thing():
+                self._dispatch()
+                self._set_rates()
+                if not self._move_time(limit):
+                    return "stuck"
         return "reached"
 
     def drop_stream(self, stream: int) -> None:
@@ -175,15 +180,12 @@ class Scheduler:
         self._give_up(stream)
         self.queues[stream].clear()
 
-    # Steps 1 to 3.
+    # Steps 2 and 3.
 
     def _do_one_thing(self) -> bool:
-        """End one task, pass one mark or fail one head that is late; False if there is none of them."""
+        """Pass one mark or fail one head that is late; False if there is neither."""
         passing = [slot for slot, command in self._marks.items() if self._may_pass(command)]
-        if self._over:
-            command = self._tasks[min(self._over)].command
-            self._end(command, command.fault, command.reach)
-        elif passing:
+        if passing:
             command = self._marks[min(passing)]
             self._end(command, command.fault, command.reach)
         elif self._late:
@@ -200,7 +202,7 @@ class Scheduler:
     def _end(self, command: Command, code: int, reach: str) -> None:
         """End a head, with success if `code` is 0, and bring up its successor."""
         if not command.is_task:
-            command.ready = command.start = self.now
+            command.start = self.now
             if self.on_start:
                 self.on_start(command)
         command.end, command.result = self.now, code
@@ -225,17 +227,14 @@ class Scheduler:
     # Step 4.
 
     def _dispatch(self) -> None:
-        for task in self._tasks.values():
-            if task.command.ready < 0:
-                task.command.ready = self.now
-        candidates = [task for task in self._tasks.values() if task.waiting and len(task.groups) < MAX_GROUPS]
-        candidates.sort(key=lambda task: (task.command.priority, task.command.ready, task.command.stream))
+        claimants = [task for task in self._tasks.values() if task.waiting]
+        claimants.sort(key=lambda task: (task.command.priority, task.command.ready, task.command.stream))
         available = {unit: count - self.in_use[unit] for unit, count in self.capacity.items()}
         chosen = []
-        for task in candidates:
+        for task in claimants:
             needs = task.command.needs
             fits = min((available[unit] // count for unit, count in needs.items()), default=task.waiting)
-            blocks = min(task.waiting, max(fits, 0))
+            blocks = min(task.waiting, max(fits, 0)) if len(task.groups) < MAX_GROUPS else 0
             if task.command.mode == 0 or blocks == task.waiting:
                 chosen += [(task, blocks)] if blocks else []
             for unit, count in needs.items():
@@ -327,6 +326,7 @@ class Scheduler:
 
     def _arrive(self, command: Command) -> None:
         """A head is issued: it may act from now on."""
+        command.ready = self.now
         if command.is_task:
             self._tasks[command.stream] = Task(command, command.blocks)
             return

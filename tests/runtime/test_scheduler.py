@@ -298,7 +298,7 @@ def test_starts_of_one_instant_are_told_in_order_of_enqueueing():
 def test_a_wait_fails_at_its_deadline_and_the_stream_goes_on():
     a, b, c = wait(0, timeout=9), kernel(0, 5), kernel(1, 20)
     scheduler = run(a, b, c)
-    assert [(x.ready, x.start, x.end, x.result) for x in (a, b)] == [(9, 9, 9, 107019), (9, 9, 14, 0)]
+    assert [(x.ready, x.start, x.end, x.result) for x in (a, b)] == [(0, 9, 9, 107019), (9, 9, 14, 0)]
     assert scheduler.stream_error == {0: 107019, 1: 0, 2: 0, 3: 0} and not scheduler.device_error
 
 
@@ -361,10 +361,12 @@ def test_a_stream_that_stops_drops_its_queue_only():
     scheduler = run(a, b, c, d, stop={0})
     assert b.dropped and (b.ready, b.start, b.end) == (-1, -1, -1)
     assert d.end == 20 and not d.dropped
-    late = kernel(0, 1)
+    late, other = kernel(0, 1), kernel(1, 1)
     scheduler.enqueue(late)
+    scheduler.enqueue(other)
     scheduler.run_until(never)
-    assert late.end == 21
+    assert late.dropped and late.end == -1
+    assert other.end == 21
 
 
 def test_a_device_fault_drops_everything_and_nothing_follows():
@@ -407,17 +409,32 @@ def test_drop_gives_the_cores_to_others_and_sets_no_error():
 # How far a look goes.
 
 
-def test_nothing_happens_at_the_limit_itself():
-    a, b, c = kernel(0, 10), kernel(0, 5), mark(1, issue=10)
-    scheduler = card(a, b, c)
+def test_at_the_limit_itself_tasks_end_and_nothing_else_happens():
+    a, b, c, late = kernel(0, 10), kernel(0, 5), mark(1, issue=10), wait(2, timeout=10)
+    scheduler = card(a, b, c, late)
     scheduler.advance_to(10)
-    assert scheduler.now == 10 and a.end == b.start == c.end == -1
-    assert scheduler.in_use["cube"] == 0  # the block is over all the same
+    assert (scheduler.now, a.end, b.start, c.end, late.end) == (10, 10, -1, -1, -1)
     scheduler.advance_to(10)
     scheduler.advance_to(3)
-    assert scheduler.now == 10 and a.end == -1
+    assert scheduler.now == 10 and b.start == c.end == late.end == -1
     scheduler.advance_to(11)
-    assert (a.end, b.start, c.end, scheduler.now) == (10, 10, 10, 11)
+    assert (b.ready, b.start, c.end, late.end, scheduler.now) == (10, 10, 10, 10, 11)
+
+
+def test_a_run_reaches_its_goal_by_an_end_at_its_limit():
+    a, b, after = kernel(0, 10), kernel(1, 10), mark(1)
+    scheduler = card(a, b, after)
+    assert scheduler.run_until(lambda: b.end >= 0, 10) == "reached"
+    scheduler = card(kernel(0, 10), kernel(1, 10), after)
+    assert scheduler.run_until(lambda: after.end >= 0, 10) == "limit"
+
+
+def test_what_is_over_beside_a_goal_ends_in_the_next_look():
+    a, b = kernel(0, 10), kernel(1, 10)
+    scheduler = card(a, b)
+    assert scheduler.run_until(lambda: a.end >= 0) == "reached" and b.end == -1
+    scheduler.advance_to(10)
+    assert b.end == 10
 
 
 def test_the_goal_is_looked_at_before_and_after_each_thing():
@@ -449,20 +466,18 @@ def test_a_dropped_head_does_not_hold_time():
     assert scheduler.run_until(never) == "stuck" and scheduler.now == 10
 
 
-def test_a_look_is_an_instant():
-    """A second group ends a task's claim on what it cannot use, which the next instant sees, be it only a look.
+def test_a_task_with_two_groups_still_claims():
+    """So a look changes nothing: what it finds is what the instant before it left.
 
-    The blocks of a start at 0, 5, 100, 105, 200, 205, 300, 305, 400. Before its starts at 5, 100, .. 300 it claims all
-    vector cores that are left for b; at 305 one runs and two wait, so one of four is left.
+    The blocks of a start at 0, 5, 100, 105, 200, 205, 300, 305, 400. While more than one of them waits, the units left
+    for b are claimed; at 305 one runs and two wait, so one of four is left.
     """
-    starts = []
     for look in (0, 6):
         x, a, b = kernel(0, 5), kernel(1, 100, vector=1, blocks=9), kernel(2, 1, cube=0, vector=1)
         scheduler = card(x, a, b)
         scheduler.advance_to(look)
         scheduler.run_until(never)
-        starts.append(b.start)
-    assert starts == [305, 6]
+        assert b.start == 305
 
 
 # Random lists.
@@ -504,14 +519,14 @@ class Watched(Scheduler):
 
 
 class Busy(Watched):
-    """No unit idles while a task that asks for one kind of unit alone could take it."""
+    """No unit idles that a waiting task could take, unless one with two groups under way asks for it."""
 
     def watch(self, used):
         waiting = [task for task in self._tasks.values() if task.waiting]
-        for task in waiting:
-            for unit in task.command.needs if len(task.groups) < 2 else ():
-                largest = max(other.command.needs.get(unit, 0) for other in waiting)
-                assert self.capacity[unit] - used[unit] < largest
+        for unit in self.capacity:
+            asking = [task for task in waiting if unit in task.command.needs]
+            if asking and all(len(task.groups) < 2 for task in asking):
+                assert self.capacity[unit] - used[unit] < max(task.command.needs[unit] for task in asking)
 
 
 def random_run(seed, kind=Watched, change=lambda command: None, looks=0):
@@ -548,7 +563,7 @@ def test_random_lists_keep_order(seeds):
                 if x.is_task and x.result in (0, x.fault):
                     assert x.end - x.start >= x.head + x.block, text
                 if not x.is_task:
-                    assert x.ready == x.start == x.end, text
+                    assert x.ready <= x.start == x.end, text
                 earlier = x.end
         failed = [x for x in commands if x.result]
         assert bool(failed) == bool(scheduler.device_error or any(scheduler.stream_error.values()))
@@ -564,13 +579,10 @@ def test_random_lists_leave_no_unit_idle():
         random_run(seed, Busy, simplify)
 
 
-def test_looks_change_nothing_where_each_block_needs_one_unit():
-    def simplify(command):
-        command.vector = 0 if command.cube else min(command.vector, 1)
-
+def test_looks_change_nothing():
     for seed in range(300):
-        whole, _ = random_run(seed, change=simplify)
-        looked, _ = random_run(seed, change=simplify, looks=60)
+        whole, _ = random_run(seed)
+        looked, _ = random_run(seed, looks=60)
         assert times(whole) == times(looked), seed
 
 
@@ -583,11 +595,23 @@ def test_random_lists_cover_what_they_should():
             fate = "failed" if x.result else "done" if x.end >= 0 else "dropped" if x.dropped else "waits"
             seen |= {x.kind, x.condition, x.effect, x.engine, fate, ("mode", x.mode, x.end >= 0)}
             seen |= {("fault", x.reach)} if x.result == x.fault != 0 else set()
-            seen |= {("late", x.is_task, x.timeout_reach)} if x.result in (107019, 507014) else set()
+            seen |= {("late", x.is_task)} if x.result and x.result == x.timeout_code else set()
         seen.add(("all done", all(x.end >= 0 for x in commands)))
     kinds = {"event record", "event wait", "event reset", "notify record", "notify wait", "value write", "value wait"}
-    assert seen >= kinds | {"callback", "kernel", "copy", "memset", "GE", "EQ", "AND", "NOR", "SET", "ADD"}
+    assert seen >= kinds | {
+        "callback",
+        "callback wait",
+        "kernel",
+        "copy",
+        "memset",
+        "GE",
+        "EQ",
+        "AND",
+        "NOR",
+        "SET",
+        "ADD",
+    }
     assert seen >= {"h2d", "d2h", "d2d", "failed", "done", "dropped", "waits", ("all done", True), ("all done", False)}
     assert seen >= {("mode", mode, done) for mode in (0, 1) for done in (True, False)}
     assert seen >= {("fault", "stream"), ("fault", "device")}
-    assert seen >= {("late", task, reach) for task in (False, True) for reach in ("stream", "device")}
+    assert seen >= {("late", False), ("late", True)}

@@ -8,10 +8,10 @@ import ascend_jax as aj
 
 COSTS = {
     "host_copy_enqueue_ns": 10, "host_malloc_ns": 10, "host_stream_create_ns": 10, "host_event_ns": 10,
-    "host_sync_ns": 10, "copy_latency_ns": 20, "h2d_bytes_per_s": 1e9, "d2d_bytes_per_s": 4e9,
+    "host_sync_ns": 10, "copy_latency_ns": 20, "h2d_bytes_per_s": 1e9, "d2h_bytes_per_s": 1e9, "d2d_bytes_per_s": 4e9,
 }  # fmt: skip
-SIZES = {
-    "max_streams": 4, "max_events": 2, "max_notifies": 2, "max_contexts": 3, "max_threads": 3, "max_commands": 16,
+SIZES = {  # as in the other tests of contexts, threads, streams and devices, which then share what is compiled
+    "max_streams": 5, "max_events": 2, "max_notifies": 2, "max_contexts": 3, "max_threads": 3, "max_commands": 16,
     "max_blocks": 4, "hbm_backing_bytes": 0, "host_backing_bytes": 4096,
 }  # fmt: skip
 FILL_NS = 1000
@@ -170,7 +170,9 @@ def test_jit_and_vmap_give_the_same(card):
     card, device = aj.malloc(card, 4096)
     mine, its = np.array([0, 100, 5000], np.int32), np.array([0, 4000, 20], np.int32)
     eager = [flow(card, device, np.int32(a), np.int32(b)) for a, b in zip(mine, its, strict=True)]
-    many = jax.jit(jax.vmap(flow, in_axes=(None, None, 0, 0)))(card, device, jax.numpy.asarray(mine), jax.numpy.asarray(its))
+    many = jax.jit(jax.vmap(flow, in_axes=(None, None, 0, 0)))(
+        card, device, jax.numpy.asarray(mine), jax.numpy.asarray(its)
+    )
     # the fill ends at 20 + mine + 1000; the worker waits from 20 + its on
     assert [aj.host_time_ns(one) for one, _ in eager] == [1020, 4020, 6020]
     for lane, (one, out) in enumerate(eager):

@@ -1,0 +1,132 @@
+"""Dispatch: who can act now, how many blocks start, and what they start with."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ascend_jax.runtime.apart import sum_of_pairs
+from ascend_jax.runtime.clock import Instant, is_before
+from ascend_jax.runtime.heads import Bits, Head, bit
+from ascend_jax.runtime.lanes import NOBODY, Carry, Tables, groups_of, is_present, slots_of
+from ascend_jax.runtime.layout import FOREVER_HI, LIMB, NONE, UNREADY, WORK_CHUNK, Resource
+
+ALL = 255  # more blocks of one command than a chip has cores
+
+
+class Look(NamedTuple):
+    """What the heads could do now, [S, B]."""
+
+    turn: jax.Array  # slot if it is over, S + slot for a mark, 2 S + slot past a deadline, else NOBODY
+    key: jax.Array
+    wake_hi: jax.Array
+    wake_lo: jax.Array
+    queue: jax.Array  # key of those with waiting blocks, UNREADY for others
+    claim: jax.Array  # units that those need: cube + vector << 16
+    engine_claim: jax.Array  # copy engines, a byte each
+    held: jax.Array  # units that running blocks hold
+    engine_held: jax.Array
+
+
+def look(tables: Tables, carry: Carry) -> Look:
+    """Return what the heads could do now; commands that are issued by now become ready."""
+    head, now, slots = carry.head, carry.now, len(carry.head.row)
+    is_task = bit(head.bits, Bits.TASK) == 1
+    present = is_present(carry)
+    is_due = present & ~is_before(now, Instant(head.wake_hi, head.wake_lo))
+    comes, is_late = is_due & (head.key == UNREADY), is_due & (head.key != UNREADY)
+    key = jnp.where(comes, (bit(head.bits, Bits.PRIORITY, 3) << 27) + carry.instants, head.key)
+    deadline = _after(now, head.timeout_us)
+    has_deadline = ~is_task & (head.timeout_us > 0)  # a task's deadline counts from its start
+    waiting, first, second = groups_of(head.counts)
+    is_over = present & is_task & (head.start_hi >= 0) & (head.counts == 0)
+    may = present & ~is_task & (key != UNREADY) & (head.counts == 0)
+    turn = jnp.where(may, slots, jnp.where(is_late, 2 * slots, NOBODY))
+    turn = jnp.where(is_before(now, tables.limit), turn, NOBODY)
+    asks = present & is_task & (key != UNREADY) & (waiting > 0)
+    units = bit(head.bits, Bits.CUBE) + (bit(head.bits, Bits.VECTOR, 2) << 16)
+    engine = bit(head.bits, Bits.ENGINE, 2)
+    engine_unit = jnp.where(engine > 0, 1 << ((engine - 1) * 8), 0)
+    running = jnp.where(is_task, first + second, 0)
+    return Look(
+        turn=jnp.where(is_over, slots_of(head), jnp.where(turn == NOBODY, NOBODY, turn + slots_of(head))),
+        key=key,
+        wake_hi=jnp.where(comes, jnp.where(has_deadline, deadline.hi, FOREVER_HI), head.wake_hi),
+        wake_lo=jnp.where(comes, jnp.where(has_deadline, deadline.lo, 0), head.wake_lo),
+        queue=jnp.where(asks, key, UNREADY),
+        claim=jnp.where(asks, jnp.minimum(waiting, ALL) * units, 0),
+        engine_claim=jnp.where(asks, engine_unit, 0),
+        held=running * units,
+        engine_held=running * engine_unit,
+    )
+
+
+def grant(capacity: jax.Array, head: Head, look: Look, held: tuple, is_idle: jax.Array) -> jax.Array:
+    """Return how many blocks of each stream start now, int32 [S, B].
+
+    In order of (priority, instant at which ready, slot); a command leaves free what those before it ask for, so nobody
+    overtakes in a queue for a unit, and looking twice at one instant grants nothing new.
+    """
+    slots = slots_of(head)
+
+    def ahead(key: jax.Array, slot: jax.Array, claim: jax.Array) -> jax.Array:
+        return jnp.where(key < look.queue + (slot < slots), claim, 0)
+
+    others = look.queue, slots
+    taken, engine_taken = (
+        mine + sum_of_pairs(ahead, *others, claim)
+        for mine, claim in zip(held, (look.claim, look.engine_claim), strict=True)
+    )
+    vector, engine = bit(head.bits, Bits.VECTOR, 2), bit(head.bits, Bits.ENGINE, 2)
+    free_cube = capacity[Resource.CUBE] - (taken & 0xFFFF)
+    free_vector = (capacity[Resource.VECTOR] - (taken >> 16)) >> (vector >> 1)
+    free_engine = 1 - ((engine_taken >> (jnp.maximum(engine - 1, 0) * 8)) & 255)
+    fits = jnp.where(bit(head.bits, Bits.CUBE) > 0, free_cube, NOBODY)
+    fits = jnp.minimum(fits, jnp.where(vector > 0, free_vector, NOBODY))
+    fits = jnp.maximum(jnp.minimum(fits, jnp.where(engine > 0, free_engine, NOBODY)), 0)
+    waiting, first, second = groups_of(head.counts)
+    some = jnp.minimum(jnp.minimum(fits, waiting), ALL)
+    all_or_none = jnp.where(some >= waiting, waiting, 0)
+    granted = jnp.where(bit(head.bits, Bits.MODE) == 1, all_or_none, some)
+    has_room = (first == 0) | (second == 0)
+    return jnp.where((look.queue != UNREADY) & has_room & is_idle, granted, 0)
+
+
+def begin(carry: Carry, look: Look, granted: jax.Array) -> tuple[Head, jax.Array]:
+    """Let granted blocks start as a group; return the heads and how many blocks of each run."""
+    head, now = carry.head, carry.now
+    begins, is_task = granted > 0, bit(head.bits, Bits.TASK) == 1
+    is_first = begins & (head.start_hi == NONE)
+    _, first, second = groups_of(head.counts)
+    work = head.first + jnp.where(is_first, head.second, 0)
+    carries_over = work > WORK_CHUNK
+    work -= carries_over * WORK_CHUNK
+    chunks = head.third + carries_over
+    in_first, in_second = begins & (first == 0), begins & (first != 0)
+    deadline = _after(now, head.timeout_us)
+    has_deadline = is_first & (head.timeout_us > 0)
+    counts = head.counts - (granted << 16) + jnp.where(in_first, granted, granted << 8)
+    begun = head._replace(
+        key=look.key,
+        wake_hi=jnp.where(has_deadline, deadline.hi, look.wake_hi),
+        wake_lo=jnp.where(has_deadline, deadline.lo, look.wake_lo),
+        start_hi=jnp.where(is_first, now.hi, head.start_hi),
+        start_lo=jnp.where(is_first, now.lo, head.start_lo),
+        counts=counts,
+        chunks=jnp.where(
+            in_first,
+            (head.chunks & ~0xFFFF) | chunks,
+            jnp.where(in_second, (head.chunks & 0xFFFF) | (chunks << 16), head.chunks),
+        ),
+        rest_first=jnp.where(in_first, work, head.rest_first),
+        rest_second=jnp.where(in_second, work, head.rest_second),
+    )
+    return begun, jnp.where(is_task, first + second + granted, 0)
+
+
+def _after(now: Instant, wait_us: jax.Array) -> Instant:
+    """Return ``now`` plus microseconds."""
+    thousands = (wait_us >> 15) * 1000  # of 2**15 us, so that nothing overflows
+    low = ((thousands & (2**15 - 1)) << 15) + (wait_us & (2**15 - 1)) * 1000
+    hi, low = now.hi + (thousands >> 15) + (low >> 30), (low & (LIMB - 1)) + now.lo
+    return Instant(hi + (low >> 30), low & (LIMB - 1))

@@ -1,0 +1,65 @@
+"""Motion: how far time can move, and what running blocks get done until then."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ascend_jax.runtime.clock import Instant, until
+from ascend_jax.runtime.heads import Bits, Head, bit
+from ascend_jax.runtime.lanes import NOBODY, Carry, Tables, groups_of, is_present, slots_of
+from ascend_jax.runtime.layout import CHUNK_NS, FOREVER_HI, LIMB, WORK_CHUNK
+from ascend_jax.runtime.share import divide
+
+
+def wait_ns(carry: Carry, head: Head, running: jax.Array, rate: jax.Array) -> jax.Array:
+    """Return how long until something changes in each stream, NOBODY for never."""
+    _, first, second = groups_of(head.counts)
+    present = is_present(carry)
+    wake = Instant(head.wake_hi, head.wake_lo)
+    soonest = jnp.where(present & (head.wake_hi < FOREVER_HI), jnp.minimum(until(carry.now, wake), NOBODY - 1), NOBODY)
+    for blocks, chunks, rest in zip((first, second), _chunks(head.chunks), _rests(head), strict=True):
+        work = jnp.minimum(rest, rate << 22)
+        left = divide(work, rate)
+        left = jnp.where(chunks > 0, CHUNK_NS, left + (left * rate < work))
+        soonest = jnp.where((running > 0) & (blocks > 0), jnp.minimum(soonest, left), soonest)
+    return soonest
+
+
+def move(tables: Tables, carry: Carry, wait_ns: jax.Array, is_idle: jax.Array) -> tuple[jax.Array, Instant, jax.Array]:
+    """Return (ns that running blocks get, the next moment, whether none will ever come), all [B]."""
+    now, limit = carry.now, tables.limit
+    is_over = is_idle & (wait_ns == NOBODY)  # nothing runs and nothing is to come
+    is_stuck = is_over & (limit.hi == FOREVER_HI)
+    delta_ns = jnp.where(is_idle & ~is_over, jnp.minimum(wait_ns, until(now, limit)), 0)
+    low, jumps = now.lo + delta_ns, is_over & ~is_stuck
+    hi, lo = now.hi + (low >> 30), low & (LIMB - 1)
+    return delta_ns, Instant(jnp.where(jumps, limit.hi, hi), jnp.where(jumps, limit.lo, lo)), is_stuck
+
+
+def work(carry: Carry, head: Head, rate: jax.Array, delta_ns: jax.Array) -> tuple[Head, jax.Array]:
+    """Let running blocks work for ``delta_ns``; return the heads, and the slots of those that are over."""
+    done = delta_ns * rate
+    counts, rests, chunks = head.counts, [], []
+    is_task = bit(head.bits, Bits.TASK) == 1
+    groups = zip(groups_of(counts)[1:], _chunks(head.chunks), _rests(head), (0, 8), strict=True)
+    for blocks, whole, rest, shift in groups:
+        rest = rest - done
+        borrows = (rest <= 0) & (whole > 0)
+        rest += borrows * WORK_CHUNK
+        counts -= jnp.where((rest <= 0) & is_task, blocks << shift, 0)
+        rests.append(rest)
+        chunks.append(whole - borrows)
+    present = is_present(carry)
+    is_over = present & is_task & (head.start_hi >= 0) & (counts == 0)
+    worked = head._replace(
+        counts=counts, chunks=chunks[0] | (chunks[1] << 16), rest_first=rests[0], rest_second=rests[1]
+    )
+    return worked, jnp.where(is_over, slots_of(head), NOBODY)
+
+
+def _chunks(chunks: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return chunks & 0xFFFF, lax.shift_right_logical(chunks, jnp.full_like(chunks, 16))
+
+
+def _rests(head: Head) -> tuple[jax.Array, jax.Array]:
+    return head.rest_first, head.rest_second

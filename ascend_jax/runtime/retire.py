@@ -1,0 +1,131 @@
+"""Retirement: one command a step and lane leaves the head of its stream, and the next one comes up."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ascend_jax.runtime.apart import apart
+from ascend_jax.runtime.clock import Instant, is_before
+from ascend_jax.runtime.heads import Bits, Head, Work, bit, fetch, head_of, is_met
+from ascend_jax.runtime.lanes import NOBODY, Carry, Tables, goes_on, slots_of
+from ascend_jax.runtime.layout import NONE, Change, Phase, Reach, Time
+from ascend_jax.runtime.rows import get_lane_rows, put_lane_rows
+
+
+class Retired(NamedTuple):
+    """The command that retires in each lane, [B]."""
+
+    exists: jax.Array
+    is_late: jax.Array  # its deadline has passed
+    row: jax.Array  # N if none
+    bits: jax.Array
+    start: Instant  # of a task
+
+
+class Outcome(NamedTuple):
+    """What a retiring command leaves behind, [B]."""
+
+    phase: jax.Array
+    fails_stream: jax.Array
+    fails_device: jax.Array
+    is_changing: jax.Array  # it changes its cell
+    cell: jax.Array
+    value: Instant  # of the cell afterwards
+    next_row: jax.Array
+
+
+def choose(
+    carry: Carry, over: jax.Array, first_over: jax.Array, first: jax.Array, is_idle: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return (what retires [B], the stream it is in as bool [S, B], who else is over [S, B])."""
+    slots = over.shape[0]
+    chosen = jnp.minimum(first_over, jnp.where(is_idle, NOBODY, first))
+    slot = chosen - jnp.where(chosen >= 2 * slots, 2 * slots, jnp.where(chosen >= slots, slots, 0))
+    is_hot = (slots_of(carry.head) == slot) & (chosen != NOBODY)
+    return chosen, is_hot, (over != NOBODY) & ~is_hot
+
+
+def retired(carry: Carry, head: Head, chosen: jax.Array, is_hot: jax.Array) -> Retired:
+    """Return the command that retires in each lane."""
+
+    def of(words: jax.Array) -> jax.Array:
+        return jnp.where(is_hot, words, 0).sum(0)
+
+    exists = chosen != NOBODY
+    row = jnp.where(exists, of(head.row), carry.times.shape[-2] - 1)
+    is_late = exists & (chosen >= 2 * len(head.row))
+    return Retired(exists, is_late, row, of(head.bits), Instant(of(head.start_hi), of(head.start_lo)))
+
+
+def retire(
+    flag: jax.Array, tables: Tables, carry: Carry, retired: Retired, is_hot: jax.Array, has_more: jax.Array
+) -> Carry:
+    """Stamp what retires, apply its change, and bring up the next command of its stream."""
+    rows, now = carry.times.shape[-2] - 1, carry.now
+    outcome = apart(flag, _outcome, tables, carry, retired, is_hot)
+    is_task = bit(retired.bits, Bits.TASK) == 1
+    start = Instant(*(jnp.where(is_task, mine, here) for mine, here in zip(retired.start, now, strict=True)))
+    stamps = jnp.stack([outcome.phase, *start, *now], axis=-1)
+    times = put_lane_rows(carry.times, retired.row, stamps, slice(Time.PHASE, Time.END_LO + 1))
+    target = jnp.where(outcome.is_changing, outcome.cell, carry.cells.shape[-2] - 1)
+    cells = put_lane_rows(carry.cells, target, jnp.stack(outcome.value, axis=-1))
+    fresh = head_of(outcome.next_row, apart(flag, fetch, tables.work, times, cells, outcome.next_row))
+    issue = Instant(fresh.wake_hi, fresh.wake_lo)
+    is_waiting = is_before(now, issue)
+    ready = jnp.stack([jnp.where(is_waiting, then, here) for then, here in zip(issue, now, strict=True)], axis=-1)
+    times = put_lane_rows(times, outcome.next_row, ready, slice(Time.READY_HI, Time.READY_LO + 1))
+    head = apart(flag, _refresh, carry.head, apart(flag, lambda x: x, fresh), outcome, retired, is_hot)
+    is_it = outcome.fails_stream & is_hot & (carry.failed == rows)
+    await_row = jnp.where(retired.exists & (carry.await_row == retired.row), rows, carry.await_row)
+    is_counted = outcome.is_changing & (outcome.cell == carry.await_cell) & (outcome.value.lo >= carry.await_count)
+    await_cell = jnp.where(is_counted, NONE, carry.await_cell)
+    lost = jnp.where(outcome.fails_device, retired.row, carry.lost)
+    carry = carry._replace(
+        head=head,
+        failed=jnp.where(is_it, retired.row, carry.failed),
+        lost=lost,
+        await_row=await_row,
+        await_cell=await_cell,
+        times=times,
+        cells=cells,
+        steps=carry.steps + 1,
+    )
+    return carry._replace(is_live=carry.is_live & goes_on(tables, carry, has_more))
+
+
+def _outcome(tables: Tables, carry: Carry, retired: Retired, is_hot: jax.Array) -> Outcome:
+    words = get_lane_rows(tables.work, retired.row, slice(Work.NEXT, Work.VALUE_LO + 1))
+    following, cell, change, hi, lo = (words[:, i] for i in range(words.shape[1]))
+    is_task, reach = bit(retired.bits, Bits.TASK) == 1, bit(retired.bits, Bits.REACH, 2)
+    is_failed = retired.exists & (retired.is_late | (reach > 0))
+    reach = jnp.where(retired.is_late, jnp.where(is_task, Reach.DEVICE, Reach.STREAM), reach)
+    fails_stream = is_failed & (reach == Reach.STREAM)
+    old = get_lane_rows(carry.cells, cell)
+    added = old[:, 1] + lo
+    overflow = (added.astype(jnp.uint32) < old[:, 1].astype(jnp.uint32)).astype(jnp.int32)
+    hi = jnp.where(change == Change.ADD, old[:, 0] + hi + overflow, jnp.where(change == Change.SET, hi, 0))
+    lo = jnp.where(change == Change.ADD, added, jnp.where(change == Change.SET, lo, 0))
+    is_stopped = fails_stream & (tables.stops & is_hot).any(0)
+    rows = carry.times.shape[-2] - 1
+    phase = jnp.where(retired.is_late, Phase.EXPIRED, jnp.where(is_failed, Phase.FAULTED, Phase.DONE))
+    return Outcome(
+        phase=phase,
+        fails_stream=fails_stream,
+        fails_device=is_failed & (reach == Reach.DEVICE),
+        is_changing=retired.exists & ~is_failed & (change != Change.NONE),
+        cell=cell,
+        value=Instant(hi, lo),
+        next_row=jnp.where(retired.exists & ~is_stopped, following, rows),
+    )
+
+
+def _refresh(head: Head, fresh: Head, outcome: Outcome, retired: Retired, is_hot: jax.Array) -> Head:
+    """Put the next command in place of what retired, and open marks that waited for that."""
+    is_mark = bit(head.bits, Bits.TASK) == 0
+    is_held = (head.counts & 1) * ~(retired.exists & (head.fourth == retired.row))
+    is_seen = outcome.is_changing & (head.third == outcome.cell)
+    met = is_met(bit(head.bits, Bits.CONDITION, 3), outcome.value, Instant(head.first, head.second))
+    closed = is_held + jnp.where(is_seen, ~met * 2, head.counts & 2)
+    waiting = head._replace(counts=jnp.where(is_mark, closed, head.counts))
+    return jax.tree.map(lambda new, old: jnp.where(is_hot, new, old), fresh, waiting)

@@ -1,0 +1,107 @@
+"""The exact engine over a ``Program``: when does every command of it start and end on a chip that runs nothing else?"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ascend_jax.chip.spec import ChipSpec
+from ascend_jax.runtime.clock import Instant
+from ascend_jax.runtime.edge import concrete
+from ascend_jax.runtime.engine import begin, capacity_of, run
+from ascend_jax.runtime.faults import result_codes
+from ascend_jax.runtime.heads import Head, work_of
+from ascend_jax.runtime.lanes import Carry, Tables
+from ascend_jax.runtime.layout import FOREVER_HI, NONE, Field, Kind, Phase, Time
+from ascend_jax.runtime.program import Program, nothing
+
+
+class Schedule(NamedTuple):
+    """What became of every command; batch axes come first."""
+
+    ready: Instant  # int32 [..., N] limbs, ns: at the head of its stream
+    start: Instant  # first block started
+    end: Instant  # last block done
+    phase: jax.Array  # int32 [..., N], Phase; times are valid from DONE on, padding is EMPTY
+    code: jax.Array  # int32 [..., N], 0 or the code with which the command failed
+    is_stuck: jax.Array  # bool [...]: some commands can never happen
+    device_error: jax.Array  # int32 [...], 0 or the code with which the device was lost
+
+
+@jax.jit(static_argnames=("cells", "stops"))
+def simulate(program: Program, chip: ChipSpec, *, cells: int = 64, stops: bool = False) -> Schedule:
+    """Return the schedule of a program whose commands are all issued at time 0 (blocks, priorities, shared rates).
+
+    Usable under ``jit`` and ``vmap``; leading batch axes of program and chip are lanes, and must match or be absent.
+
+    Args:
+      program: What runs.
+      chip: On what.
+      cells: How many cells (flags, notifies, values) the program's marks may use, all 0 at first.
+      stops: Whether a stream takes no more commands after one has failed (``aclrtSetStreamFailureMode`` 1).
+
+    Raises:
+      ValueError: A mark uses a cell that is not there.
+    """
+    batch = program.fields.ndim - 2, chip.values.ndim - 1
+    if max(batch) > 0:
+        axes = tuple(0 if depth == max(batch) else None for depth in batch)
+        return jax.vmap(lambda p, c: simulate(p, c, cells=cells, stops=stops), in_axes=axes)(program, chip)
+    _check_cells(program, cells)
+    rows, streams = program.rows, program.streams
+    fields = jnp.concatenate([program.fields, jnp.asarray(nothing(1, rows))])
+    depends = jnp.where(fields[:, Field.DEPENDS] == NONE, rows, fields[:, Field.DEPENDS])
+    is_command = fields[:, Field.KIND] != Kind.NOTHING
+    number = jnp.where(is_command, jnp.arange(rows + 1, dtype=jnp.int32), rows)
+    stream = jnp.where(is_command, fields[:, Field.STREAM], streams)
+    first = jnp.full(streams + 1, rows, jnp.int32).at[stream].min(number)[:streams, None]
+    zero, lane = jnp.zeros((streams, 1), jnp.int32), jnp.zeros(1, jnp.int32)
+    tables = Tables(
+        work=work_of(fields, depends)[None],
+        capacity=capacity_of(chip)[:, None],
+        stops=jnp.full((streams, 1), stops),
+        is_goal=zero == 0,
+        has_goal=lane == 0,
+        limit=Instant(lane + FOREVER_HI, lane),
+    )
+    phase = jnp.where(is_command, Phase.QUEUED, Phase.EMPTY).at[rows].set(Phase.DONE)
+    times = jnp.zeros((rows + 1, len(Time)), jnp.int32).at[:, Time.PHASE].set(phase)
+    carry = Carry(
+        head=Head(first, *[zero] * (len(Head._fields) - 1)),
+        now=Instant(lane, lane),
+        instants=lane,
+        failed=zero + rows,
+        lost=lane + rows,
+        await_row=lane + rows,
+        await_cell=lane + NONE,
+        await_count=lane,
+        is_live=lane == 0,
+        is_stuck=lane != 0,
+        times=times[None],
+        cells=jnp.zeros((1, cells + 1, 2), jnp.int32),
+        steps=jnp.int32(0),
+    )
+    end = run(tables, begin(tables, carry, zero == 0))
+    return _schedule(fields, end, rows)
+
+
+def _schedule(fields: jax.Array, end: Carry, rows: int) -> Schedule:
+    times = end.times[0, :rows]
+    phase = times[:, Time.PHASE]
+    code = result_codes(fields[:rows], phase)
+    lost = jnp.append(code, 0)[end.lost[0]]
+    is_dropped = (phase < Phase.DONE) & (phase != Phase.EMPTY)
+    return Schedule(
+        *(Instant(times[:, column], times[:, column + 1]) for column in (Time.READY_HI, Time.START_HI, Time.END_HI)),
+        phase=jnp.where(is_dropped, Phase.DROPPED, phase),
+        code=code,
+        is_stuck=end.is_stuck[0],
+        device_error=lost,
+    )
+
+
+def _check_cells(program: Program, cells: int) -> None:
+    known = concrete(program.fields)
+    used = 0 if known is None else int(known[..., Field.CELL].max(initial=0))
+    if used >= cells:
+        raise ValueError(f"cells = {cells}: a mark of the program uses cell {used}; give cells={used + 1} or more")
