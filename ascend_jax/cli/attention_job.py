@@ -1,6 +1,7 @@
 """The main job: FlashAttention from a host call to its result, on a simulated card, checked against float64."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from ascend_jax.cli.attention_inputs import (
 from ascend_jax.cli.attention_program import MIB, Job, Run, simulate
 from ascend_jax.cli.errors import UsageError
 from ascend_jax.insight import Timeline
-from ascend_jax.insight.timeline import KERNEL
+from ascend_jax.insight.kinds import KERNEL
 from ascend_jax.ops.attention.tiling import TILES, place_tile
 from ascend_jax.runtime.kernels import LIMITS
 
@@ -40,10 +41,16 @@ class JobResult:
         """Query rows and key columns of the Ascend tile."""
         return TILES[int(self.run.executor.cost.tile)]
 
+    @functools.cached_property
+    def tiling(self) -> aj.ops.AttentionCost:
+        """How the tiles of a launch are dealt to its blocks, one on each core."""
+        cores = int(self.run.executor.cost.blocks)
+        return aj.ops.attention_cost(self.job.spec, self.job.launch_shape, self.tile, cores)
+
     @property
     def waves(self) -> int:
-        """Blocks that the busiest core of a launch runs, one after another."""
-        return -(-int(self.run.executor.cost.blocks) // int(self.run.executor.cost.cube_cores))
+        """Tiles that the busiest core of a launch works through, one after another."""
+        return int(self.tiling.waves)
 
     @property
     def fixed_us(self) -> float:
@@ -53,7 +60,7 @@ class JobResult:
     @property
     def launch_us(self) -> float:
         """Predicted time of one launch on an idle card."""
-        return float(self.run.executor.cost.duration_ns) / 1e3
+        return float(self.run.executor.cost.duration_ns(self.job.spec)) / 1e3
 
     @property
     def onchip(self) -> OnChipPlan:

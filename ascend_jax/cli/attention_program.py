@@ -8,7 +8,7 @@ import numpy as np
 
 import ascend_jax as aj
 from ascend_jax.cli.attention_inputs import AttentionShapes
-from ascend_jax.insight.timeline import KERNEL
+from ascend_jax.insight.kinds import KERNEL
 from ascend_jax.ops import flash_attention_score as operator
 from ascend_jax.ops.attention.tiling import AttentionShape
 from ascend_jax.runtime.kernels import Argument, Executor
@@ -136,7 +136,7 @@ def simulate(job: Job, arrays: Sequence[np.ndarray]) -> Run:
     core_limit = aj.ops.share_cores(job.spec, job.launch_shape, job.launches) if job.per_head else operator.ALL_CORES
     executors = _look_up(program, job, (*inputs, *outputs), mask, core_limit)
     first = executors[0]
-    predicted = float(first.cost.duration_ns) / 1e3
+    predicted = float(first.cost.duration_ns(job.spec)) / 1e3
     program.step("operator look-up", f"{operator.NAME} found, tiles chosen, {predicted:.1f} us predicted per launch")
 
     workspaces = [_new_workspace(program, first) for _ in streams]
@@ -235,10 +235,9 @@ def _execution_steps(program: _Program, executor: Executor) -> None:
     if not is_kernel.any():  # the status word says why
         return
     start, end = int(timeline.start_ns[is_kernel].min()), int(timeline.end_ns[is_kernel].max())
-    cost = executor.cost
-    what = (
-        f"{_count(int(cost.blocks), 'block')} on {int(cost.cube_cores)} cube and {int(cost.vector_cores)} vector cores"
-    )
+    blocks, cost = int(executor.cost.blocks), executor.cost
+    cube, vector = blocks * int(cost.cube_cores), blocks * int(cost.vector_cores)
+    what = f"{_count(blocks, 'block')} on {cube} cube and {vector} vector cores"
     if is_kernel.sum() > 1:
         what += f" per launch, {timeline.max_concurrent_kernels()} launches at a time"
     program.steps.append(Step("execution", what, start, end))

@@ -10,7 +10,7 @@ from ascend_jax.chip.onchip import LEVELS
 from ascend_jax.cli.attention_job import JobResult
 from ascend_jax.cli.attention_program import size
 from ascend_jax.insight import gantt
-from ascend_jax.insight.timeline import KERNEL
+from ascend_jax.insight.kinds import KERNEL
 
 
 def as_json(result: JobResult) -> dict[str, Any]:
@@ -32,8 +32,9 @@ def as_json(result: JobResult) -> dict[str, Any]:
         "peak_tflops": result.peak_tflops,
         "limit": result.limit,
         "blocks": int(result.run.executor.cost.blocks),
+        "tiles": int(result.tiling.blocks),
         "waves": result.waves,
-        "block_us": _block_us(result),
+        "tile_us": _tile_us(result),
         "fixed_us": result.fixed_us,
         "cube_busy_us": float(result.run.executor.cost.cube_busy_ns) / 1e3,
         "vector_busy_us": float(result.run.executor.cost.vector_busy_ns) / 1e3,
@@ -97,17 +98,17 @@ def _execution(result: JobResult) -> str:
     return "\n".join(
         [
             "Execution of one launch on the cube and vector units:",
-            f"  {int(cost.blocks)} blocks of {tile[0]} query rows on {int(cost.cube_cores)} cube cores: {waves}",
-            f"  {result.launch_us:.1f} us = {result.fixed_us:.1f} fixed + {waves} x {_block_us(result):.1f} per block",
+            f"  {int(result.tiling.blocks)} tiles of {tile[0]} query rows on {int(cost.blocks)} cube cores: {waves}",
+            f"  {result.launch_us:.1f} us = {result.fixed_us:.1f} fixed + {waves} x {_tile_us(result):.1f} per tile",
             f"  the busiest core computes {busy}",
-            f"  a block, for every {tile[1]} key columns:",
+            f"  a tile, for every {tile[1]} key columns:",
             f"    {hand_over.join(path[:2])}{hand_over}".rstrip(),
             f"    {hand_over.join(path[2:])}",
         ]
     )
 
 
-def _block_us(result: JobResult) -> float:
+def _tile_us(result: JobResult) -> float:
     return (result.launch_us - result.fixed_us) / result.waves
 
 

@@ -1,20 +1,46 @@
-"""From a card's command table to a timeline: the only place outside the runtime that knows its columns."""
+"""From a card's command table to a timeline: with ``deadlock`` the only place outside the runtime that knows it."""
+
+import bisect
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ascend_jax.insight.timeline import COPY, EVENT_RECORD, EVENT_WAIT, KERNEL, MEMSET, NOT_YET, Timeline
+from ascend_jax.insight import kinds
+from ascend_jax.insight.timeline import NOT_YET, Texts, Timeline, Times
 from ascend_jax.runtime import callsite, clock, layout
 from ascend_jax.runtime.commands import host_stream
+from ascend_jax.runtime.faults import result_codes
 from ascend_jax.runtime.kernels import LIMITS
-from ascend_jax.runtime.layout import GRANULE_BYTES, Clock, Field, Kind, Phase, Resource, Time
+from ascend_jax.runtime.layout import (
+    GRANULE_BYTES,
+    TASKS,
+    Change,
+    Clock,
+    Condition,
+    Field,
+    Kind,
+    Operand,
+    Phase,
+    Resource,
+    Time,
+)
 from ascend_jax.runtime.state import CardState, require_single
 
 _KINDS = {
-    Kind.KERNEL: KERNEL,
-    Kind.COPY: COPY,
-    Kind.MEMSET: MEMSET,
-    Kind.EVENT_RECORD: EVENT_RECORD,
-    Kind.EVENT_WAIT: EVENT_WAIT,
+    Kind.KERNEL: kinds.KERNEL,
+    Kind.COPY: kinds.COPY,
+    Kind.MEMSET: kinds.MEMSET,
+    Kind.EVENT_RECORD: kinds.EVENT_RECORD,
+    Kind.EVENT_WAIT: kinds.EVENT_WAIT,
+    Kind.EVENT_RESET: kinds.EVENT_RESET,
+    Kind.NOTIFY_RECORD: kinds.NOTIFY_RECORD,
+    Kind.NOTIFY_WAIT: kinds.NOTIFY_WAIT,
+    Kind.VALUE_WRITE: kinds.VALUE_WRITE,
+    Kind.VALUE_WAIT: kinds.VALUE_WAIT,
+    Kind.CALLBACK: kinds.CALLBACK,
+    Kind.CALLBACK_WAIT: kinds.CALLBACK_WAIT,
 }
 _ENGINES = {Resource.H2D: "h2d", Resource.D2H: "d2h", Resource.D2D: "d2d"}
 _DIRECTIONS = {
@@ -25,65 +51,151 @@ _DIRECTIONS = {
 }
 
 
+class Rows(NamedTuple):
+    """The commands that a card's table still holds, in the order of enqueueing; without captured ones."""
+
+    fields: NDArray[np.int32]  # [N, FIELDS]
+    operands: NDArray[np.int32]  # [N, P, len(Operand)]
+    times: NDArray[np.int32]  # [N, len(Time)]
+    code: NDArray[np.int32]  # [N], 0 or the code with which it failed
+
+    @property
+    def phase(self) -> NDArray[np.int32]:
+        """[N] Phase."""
+        return self.times[:, Time.PHASE]
+
+
+def rows_of(card: CardState) -> Rows:
+    """Return the rows of the command table that are commands, for one card."""
+    require_single(card)
+    fields, times = np.asarray(card.table.fields), np.asarray(card.table.times)
+    enqueued = int(np.asarray(card.clock)[Clock.ENQUEUED])
+    sequence = np.arange(max(0, enqueued - card.table.rows), enqueued)
+    row = sequence % card.table.rows
+    row = row[(fields[row, Field.SEQUENCE] == sequence) & (times[row, Time.PHASE] != Phase.CAPTURED)]
+    code = np.asarray(result_codes(card.table.fields, card.table.times[:, Time.PHASE]))
+    return Rows(fields[row], np.asarray(card.table.operands)[row], times[row], code[row])
+
+
 def timeline(card: CardState) -> Timeline:
     """Return what ``card`` has done so far, for one card; its own host copies are on stream -1.
+
+    What a capture has recorded is no part of it.
 
     >>> import ascend_jax as aj
     >>> card, ptr = aj.malloc(aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=1 << 20), 256)
     >>> aj.insight.timeline(aj.memset(card, ptr, 0, 256)).name.tolist()
     ['fill device memory']
     """
-    require_single(card)
-    enqueued = int(np.asarray(card.clock)[Clock.ENQUEUED])
-    kept = np.arange(max(0, enqueued - card.table.rows), enqueued)
-    rows = kept % card.table.rows
-    fields, times = np.asarray(card.table.fields)[rows], np.asarray(card.table.times)[rows]
-    phase = times[:, Time.PHASE]
+    rows = rows_of(card)
+    fields, kind = rows.fields, rows.fields[:, Field.KIND]
+    enqueued, now_hi, now_lo = np.asarray(card.clock)[[Clock.ENQUEUED, Clock.DEVICE_HI, Clock.DEVICE_LO]].tolist()
+    now_ns = int(clock.to_ns(now_hi, now_lo))
     need = fields[:, Field.NEED : Field.NEED + len(Resource)]
-    engine = np.array(
-        [next((name for unit, name in _ENGINES.items() if units[unit]), "") for units in need], dtype=object
-    )
-    kind = np.array([_KINDS[Kind(k)] for k in fields[:, Field.KIND]], dtype=object)
-    is_kernel = fields[:, Field.KIND] == Kind.KERNEL
-
-    def instant(column: int, reached: Phase) -> np.ndarray:
-        return np.where(phase >= reached, clock.to_ns(times[:, column], times[:, column + 1]), NOT_YET)
-
+    engine = _texts(next((name for unit, name in _ENGINES.items() if units[unit]), "") for units in need)
+    held_cube, held_vector = _most_held(card, fields[:, Field.BLOCKS], need)
     stream = fields[:, Field.STREAM]
+    columns: dict[str, Any] = {
+        "command": fields[:, Field.SEQUENCE],
+        "kind": _texts(_KINDS[Kind(each)] for each in kind),
+        "name": _texts(_name(card, *each) for each in zip(fields, rows.operands, engine, strict=True)),
+        "stream": np.where(stream == host_stream(card), layout.NONE, stream),
+        "priority": fields[:, Field.PRIORITY],
+        "thread": fields[:, Field.THREAD],
+        "issue_ns": clock.to_ns(fields[:, Field.ISSUE_HI], fields[:, Field.ISSUE_LO]),
+        **_instants(rows, now_ns),
+        "code": rows.code,
+        "blocks": np.where(np.isin(kind, TASKS), fields[:, Field.BLOCKS], 0),
+        "held_cube": held_cube,
+        "held_vector": held_vector,
+        "engine": engine,
+        "cube_busy_ns": fields[:, Field.CUBE_NS],
+        "vector_busy_ns": fields[:, Field.VECTOR_NS],
+        "moved_bytes": fields[:, Field.MOVED].astype(np.int64) * GRANULE_BYTES,
+        "limit": np.where(kind == Kind.KERNEL, np.array(LIMITS, dtype=object)[fields[:, Field.LIMIT]], ""),
+        "waits_for": _released_by(rows),
+        "site": _texts(callsite.text(site) for site in fields[:, Field.SITE]),
+    }
     return Timeline(
         chip=card.chip.name,
         calibration=card.chip.calibration,
         cube_cores=int(card.chip["cube_cores"]),
         vector_cores=int(card.chip["vector_cores"]),
-        dropped=enqueued - len(kept),
-        command=kept,
-        kind=kind,
-        name=np.array([_name(card, row, side) for row, side in zip(fields, engine, strict=True)], dtype=object),
-        stream=np.where(stream == host_stream(card), layout.NONE, stream),
-        issue_ns=clock.to_ns(fields[:, Field.ISSUE_HI], fields[:, Field.ISSUE_LO]),
-        ready_ns=instant(Time.READY_HI, Phase.READY),
-        start_ns=instant(Time.START_HI, Phase.RUNNING),
-        end_ns=instant(Time.END_HI, Phase.DONE),
-        held_cube=need[:, Resource.CUBE],
-        held_vector=need[:, Resource.VECTOR],
-        engine=engine,
-        cube_busy_ns=fields[:, Field.CUBE_NS],
-        vector_busy_ns=fields[:, Field.VECTOR_NS],
-        moved_bytes=fields[:, Field.MOVED].astype(np.int64) * GRANULE_BYTES,
-        limit=np.where(is_kernel, np.array(LIMITS, dtype=object)[fields[:, Field.LIMIT]], ""),
-        waits_for=fields[:, Field.DEPENDS],
-        now_ns=int(clock.to_ns(*np.asarray(card.clock)[[Clock.DEVICE_HI, Clock.DEVICE_LO]])),
-        site=np.array([callsite.text(site) for site in fields[:, Field.SITE]], dtype=object),
+        forgotten=max(0, enqueued - card.table.rows),
+        now_ns=now_ns,
+        **columns,
     )
 
 
-def _name(card: CardState, fields: np.ndarray, engine: str) -> str:
+def _texts(each: Iterable[str]) -> Texts:
+    return np.array(list(each), dtype=np.object_)
+
+
+def _instants(rows: Rows, now_ns: int) -> dict[str, Times]:
+    """Return the columns that say when each command was ready, started, ended and was dropped.
+
+    The row of a dropped command still tells what it had come to: its stamps are above 0 then.
+    """
+    phase, times = rows.phase, rows.times
+    is_dropped = phase == Phase.DROPPED
+
+    def stamp(column: Time) -> Times:
+        return clock.to_ns(times[:, column], times[:, column + 1])
+
+    def reached(column: Time, least: Phase) -> Times:
+        return np.where(np.where(is_dropped, stamp(column) > 0, phase >= least), stamp(column), NOT_YET)
+
+    end = np.where((phase >= Phase.DONE) & ~is_dropped, stamp(Time.END_HI), NOT_YET)
+    dropped = np.where(is_dropped, np.where(stamp(Time.END_HI) > 0, stamp(Time.END_HI), now_ns), NOT_YET)
+    ready, start = reached(Time.READY_HI, Phase.READY), reached(Time.START_HI, Phase.RUNNING)
+    return {"ready_ns": ready, "start_ns": start, "end_ns": end, "dropped_ns": dropped}
+
+
+def _most_held(card: CardState, blocks: NDArray[np.int32], need: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return [2, N], the most cube and vector cores that each command's blocks can hold at one time."""
+    cores = np.array([[int(card.chip["cube_cores"])], [int(card.chip["vector_cores"])]], np.int32)
+    each = need[:, [Resource.CUBE, Resource.VECTOR]].T
+    fits = np.where(each > 0, cores // np.maximum(each, 1), blocks).min(0)
+    return np.minimum(blocks, fits) * each
+
+
+def _released_by(rows: Rows) -> Times:
+    """Return [N] the command that each wait is bound to, or whose change of its cell it saw last; -1 for none."""
+    fields, end = rows.fields, rows.times[:, [Time.END_HI, Time.END_LO]].tolist()
+    is_done = rows.phase == Phase.DONE
+    is_release = np.isin(fields[:, Field.CHANGE], (Change.SET, Change.ADD)) & is_done
+    changes: dict[int, list[tuple[list[int], int]]] = {}
+    for row in np.flatnonzero(is_release):
+        changes.setdefault(int(fields[row, Field.CELL]), []).append((end[row], int(fields[row, Field.SEQUENCE])))
+    for of_one in changes.values():
+        of_one.sort()
+    source = fields[:, Field.DEPENDS].astype(np.int64)
+    for row in np.flatnonzero((fields[:, Field.CONDITION] != Condition.NONE) & is_done):
+        of_cell = changes.get(int(fields[row, Field.CELL]), [])
+        before = bisect.bisect_right(of_cell, (end[row], layout.FOREVER_HI))
+        source[row] = of_cell[before - 1][1] if before else layout.NONE
+    return source
+
+
+def _name(card: CardState, fields: NDArray[np.int32], operands: NDArray[np.int32], engine: str) -> str:
     kind = Kind(fields[Field.KIND])
     if kind == Kind.KERNEL:
         index = fields[Field.KERNEL]
-        return card.kernels[index].operator if index < len(card.kernels) else f"kernel {index}"
+        return card.kernels[index].operator if 0 <= index < len(card.kernels) else f"kernel {index}"
     if kind == Kind.COPY:
         return f"copy {_DIRECTIONS[engine]}"
     if kind == Kind.MEMSET:
         return f"fill {'device' if engine else 'host'} memory"
-    return f"{_KINDS[kind]} {fields[Field.EVENT]}"
+    if kind in (Kind.VALUE_WRITE, Kind.VALUE_WAIT):
+        return f"{_KINDS[kind]} at {address(operands)}"
+    return _KINDS[kind] if kind == Kind.CALLBACK_WAIT else f"{_KINDS[kind]} {fields[Field.OBJECT]}"
+
+
+def address(operands: NDArray[np.int32]) -> str:
+    """Return where a value lies: its device pointer, and bytes from there.
+
+    >>> address(np.array([[32768, 8, 0, 8]])), address(np.array([[32768, 0, 0, 8]]))
+    ('32768 + 8 bytes', '32768')
+    """
+    pointer, offset = operands[0, Operand.POINTER], operands[0, Operand.OFFSET]
+    return f"{pointer} + {offset} bytes" if offset else f"{pointer}"

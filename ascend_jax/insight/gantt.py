@@ -11,19 +11,22 @@ from typing import NamedTuple
 import numpy as np
 
 from ascend_jax.insight.cores import CoreSlices, assign_cores
-from ascend_jax.insight.timeline import COPY, EVENT_WAIT, KERNEL, MEMSET, NEVER_NS, Texts, Timeline, stream_name
+from ascend_jax.insight.kinds import COPY, KERNEL, MEMSET
+from ascend_jax.insight.timeline import Texts, Timeline, stream_name
 
 _MIN_WIDTH = 40
-_UNFINISHED = ">"
+_UNFINISHED, _FAILED, _DROPPED = ">", "!", "x"
 _MEANING = {
     "#": "kernel",
     "=": "copy or memset",
     "+": "event record or other",
-    ".": "waits for an event",
+    ".": "waits for an event or other",
     ":": "waits for cores or a copy engine",
     _UNFINISHED: "not finished",
+    _DROPPED: "dropped",
+    _FAILED: "failed",
 }
-_WEAKEST_FIRST = ".:+=#>"  # where several things share a column, the one drawn last is seen
+_WEAKEST_FIRST = ".:+=#>x!"  # where several things share a column, the one drawn last is seen
 
 
 class _Span(NamedTuple):
@@ -41,10 +44,11 @@ class _Row(NamedTuple):
 def gantt(timeline: Timeline, *, width: int = 100, by: str = "stream", max_rows: int = 40) -> str:
     """Draws a timeline as text.
 
-    ``by="stream"`` shows a row per stream: its work, and its waits from the moment a command had reached the
-    head of the stream. ``by="core"`` shows a row per core with a letter per stream, upper and lower case in
-    turn from one command of a stream to the next; neighbours that did the same share a row. Every piece of
-    work gets at least one column, so short ones look longer than they are and may hide each other.
+    ``by="stream"`` shows a row per stream: its work, its waits from the moment a command had reached the head of
+    the stream, and what failed or was dropped. ``by="core"`` shows a row per core, as `assign_cores` pictures them,
+    with a letter per stream, upper and lower case in turn from one command of a stream to the next; neighbours that
+    did the same share a row. Every piece of work gets at least one column, so short ones look longer than they are
+    and may hide each other.
 
     Args:
       timeline: the log of one card.
@@ -56,7 +60,7 @@ def gantt(timeline: Timeline, *, width: int = 100, by: str = "stream", max_rows:
       Lines of ASCII text without a newline at the end; the axis is in us from the first issue.
 
     Raises:
-      ValueError: a width below 40, no rows, an unknown ``by``, or more cores held than the chip has.
+      ValueError: a width below 40, no rows, or an unknown ``by``.
 
     >>> matmul = {"kind": "kernel", "stream": 0, "start_ns": 0, "end_ns": 6000}
     >>> copy = {"kind": "copy", "stream": 7, "start_ns": 4000, "end_ns": 9000}
@@ -99,27 +103,22 @@ def _stream_rows(timeline: Timeline) -> tuple[list[_Row], dict[str, str]]:
 
 
 def _stream_spans(timeline: Timeline) -> Iterator[tuple[int, _Span]]:
-    """What each command adds to the row of its stream; nothing if it is stuck behind another one."""
+    """What each command adds to the row of its stream; little if it is stuck behind another one."""
     horizon_ns = timeline.horizon_ns
-    head_ns = np.maximum(timeline.issue_ns, timeline.previous_end_ns()).tolist()
-    until_ns, event_ns = timeline.until_ns().tolist(), timeline.event_ns().tolist()
-    queued = np.isin(timeline.wait_reason(), ("cores", "copy engine"))
+    until_ns, is_wait = timeline.until_ns().tolist(), timeline.is_wait.tolist()
     for position, row in enumerate(timeline.rows()):
-        head, event, stream = head_ns[position], event_ns[position], row["stream"]
-        if head == NEVER_NS:
-            continue
-        start = horizon_ns if row["start_ns"] is None else row["start_ns"]
-        ready = max(head, event) if row["start_ns"] is None else row["ready_ns"]
-        if row["kind"] == EVENT_WAIT:
-            start = horizon_ns if row["end_ns"] is None else row["end_ns"]
-        if event > head:
-            yield stream, _Span(head, min(event, start), ".")
-        if queued[position]:
-            yield stream, _Span(ready, start, ":")
-        if row["start_ns"] is not None and row["kind"] != EVENT_WAIT:
+        stream, ready, start, dropped = row["stream"], row["ready_ns"], row["start_ns"], row["dropped_ns"]
+        if ready is not None and (start is None or start > ready):
+            held_until = next(time for time in (start, dropped, horizon_ns) if time is not None)
+            yield stream, _Span(ready, held_until, "." if is_wait[position] else ":")
+        if start is not None and not is_wait[position]:
             yield stream, _Span(start, until_ns[position], _ink(row["kind"]))
-        if row["end_ns"] is None:
+        if row["state"] in ("ready", "running"):
             yield stream, _Span(horizon_ns, horizon_ns, _UNFINISHED)
+        if row["state"] == "failed":
+            yield stream, _Span(row["end_ns"], row["end_ns"], _FAILED)
+        if dropped is not None:
+            yield stream, _Span(dropped, dropped, _DROPPED)
 
 
 def _ink(kind: str) -> str:
@@ -145,11 +144,11 @@ def _core_rows(timeline: Timeline) -> tuple[list[_Row], dict[str, str]]:
 
 def _core_spans(timeline: Timeline, slices: CoreSlices, count: int, inks: Texts) -> list[list[_Span]]:
     spans: list[list[_Span]] = [[] for _ in range(count)]
-    start_ns, until_ns = timeline.start_ns.tolist(), timeline.until_ns().tolist()
-    horizon_ns, finished = timeline.horizon_ns, timeline.finished.tolist()
-    for entry, core in zip(slices.entry.tolist(), slices.core.tolist(), strict=True):
-        spans[core].append(_Span(start_ns[entry], until_ns[entry], inks[entry]))
-        if not finished[entry]:
+    start_ns, horizon_ns, state = timeline.start_ns.tolist(), timeline.horizon_ns, timeline.state().tolist()
+    columns = (slices.entry.tolist(), slices.core.tolist(), slices.until_ns.tolist())
+    for entry, core, until_ns in zip(*columns, strict=True):
+        spans[core].append(_Span(start_ns[entry], until_ns, inks[entry]))
+        if state[entry] == "running":
             spans[core].append(_Span(horizon_ns, horizon_ns, _UNFINISHED))
     return spans
 
@@ -207,8 +206,8 @@ def _heading(timeline: Timeline) -> str:
     parts = [f"{timeline.chip} ({timeline.calibration}), simulated: {commands} in {length_us} us"]
     if timeline.begin_ns:
         parts.append(f"from {_us(timeline.begin_ns)} us on")
-    if timeline.dropped:
-        parts.append(f"{timeline.dropped} earlier ones dropped from the log")
+    if timeline.forgotten:
+        parts.append(f"{timeline.forgotten} earlier ones no longer in the log")
     return ", ".join(parts)
 
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from ascend_jax.insight.cores import CoreSlices, assign_cores
 from ascend_jax.insight.files import write_together
-from ascend_jax.insight.timeline import COPY, EVENT_RECORD, EVENT_WAIT, KERNEL, Timeline, stream_name
+from ascend_jax.insight.kinds import COPY, KERNEL, RELEASES, WAITS
+from ascend_jax.insight.timeline import Timeline, stream_name
 
 MAX_EVENTS = 200_000  # browsers get slow beyond; core tracks, the bulk of a trace, are left out first
 
@@ -49,7 +50,7 @@ _COPY = _Process("Copy engines", "NPU", 38)
 _OPERATION = {"h2d": "host to device", "d2h": "device to host", "d2d": "device to device"}
 
 # At equal times viewers read events in file order, and an arrow must leave before it lands.
-_ISSUE, _RECORD, _WAIT, _WORK = range(4)
+_ISSUE, _RELEASE, _WAIT, _WORK = range(4)
 
 
 class _Event(NamedTuple):
@@ -58,7 +59,7 @@ class _Event(NamedTuple):
     json: dict[str, Any]
 
 
-_Task = dict[str, Any]  # a row of the timeline, with "name" filled in, "until_ns" and "order"
+_Task = dict[str, Any]  # a row of the timeline, with "name" filled in, "since_ns", "until_ns" and "order"
 _Threads = dict[tuple[_Process, int], str]
 
 
@@ -68,8 +69,9 @@ def to_perfetto(
     """Converts a timeline to a Chrome trace and writes it if a path is given.
 
     Tracks: "Host" (issue of every command, spans of the host), "Ascend Hardware" with a thread per stream,
-    "Cube cores" and "Vector cores" with a thread per core, "Copy engines". Arrows go from issue to start and
-    from event record to event wait. A command that is still running is drawn up to the last known time.
+    "Cube cores" and "Vector cores" with a thread per core (see `assign_cores`), "Copy engines". Arrows go from issue
+    to start and from what released a wait to the wait. A wait is drawn from when it came to the head of its stream;
+    a command that is not over is drawn up to the last known time.
 
     Args:
       timeline: the log of one card.
@@ -78,11 +80,8 @@ def to_perfetto(
 
     Returns:
       The trace as a JSON-ready dict. ``ts`` and ``dur`` are numbers in us, exact to the ns. ``otherData``
-      has the chip, its calibration, ``simulated``, how many commands were dropped or have not started, and
-      whether core tracks are shown; they are left out beyond `MAX_EVENTS` events.
-
-    Raises:
-      ValueError: the timeline holds more cores than the chip has.
+      has the chip, its calibration, ``simulated``, how many commands the log no longer has, have not started, have
+      failed or were dropped, and whether core tracks are shown; they are left out beyond `MAX_EVENTS` events.
 
     >>> rows = [{"name": "Add", "start_ns": 1500, "end_ns": 4000, "held_vector": 1}]
     >>> log = Timeline.from_rows(rows, chip="x", calibration="", cube_cores=1, vector_cores=2)
@@ -109,8 +108,10 @@ def to_perfetto(
             "calibration": timeline.calibration,
             "simulated": True,
             "commands": len(timeline),
-            "commands dropped from the log": timeline.dropped,
+            "commands no longer in the log": timeline.forgotten,
             "commands not started": int((~timeline.started).sum()),
+            "commands failed": int((timeline.code != 0).sum()),
+            "commands dropped": int((timeline.dropped_ns >= 0).sum()),
             "core tracks": core_tracks,
         },
     }
@@ -126,10 +127,11 @@ def encode(trace: dict[str, Any]) -> bytes:
 
 def _tasks(timeline: Timeline) -> list[_Task]:
     tasks = timeline.rows()
-    for task, until_ns in zip(tasks, timeline.until_ns().tolist(), strict=True):
+    extents = zip(timeline.since_ns().tolist(), timeline.until_ns().tolist(), strict=True)
+    for task, (since_ns, until_ns) in zip(tasks, extents, strict=True):
         task["name"] = task["name"] or task["kind"]
-        task["until_ns"] = until_ns
-        rank = {EVENT_RECORD: _RECORD, EVENT_WAIT: _WAIT}.get(task["kind"], _WORK)
+        task["since_ns"], task["until_ns"] = None if since_ns < 0 else since_ns, until_ns
+        rank = _WAIT if task["kind"] in WAITS else _RELEASE if task["kind"] in RELEASES else _WORK
         task["order"] = rank, task["command"]
     return tasks
 
@@ -152,7 +154,7 @@ def _slice(
 
 
 def _task_slice(process: _Process, tid: int, task: _Task, args: dict[str, Any]) -> _Event:
-    return _slice(process, tid, task["name"], task["start_ns"], task["until_ns"], task["order"], args)
+    return _slice(process, tid, task["name"], task["since_ns"], task["until_ns"], task["order"], args)
 
 
 def _arrow(
@@ -170,7 +172,7 @@ def _issues(tasks: list[_Task], threads: _Threads) -> Iterator[_Event]:
         number, issue_ns = task["command"], task["issue_ns"]
         args = {"Task Id": number, "Stream Id": task["stream"], "call site": task["site"]}
         yield _slice(_HOST, 0, task["name"], issue_ns, issue_ns, (_ISSUE, number), args)
-        if task["start_ns"] is not None:
+        if task["since_ns"] is not None:
             yield _arrow("s", "HostToDevice", number, _HOST, 0, issue_ns, (_ISSUE, number))
 
 
@@ -183,11 +185,11 @@ def _spans(spans: Sequence[HostSpan], threads: _Threads) -> Iterator[_Event]:
 
 def _streams(tasks: list[_Task], threads: _Threads) -> Iterator[_Event]:
     for task in tasks:
-        stream, start_ns = task["stream"], task["start_ns"]
+        stream, since_ns = task["stream"], task["since_ns"]
         threads[_HARDWARE, stream] = stream_name(stream).capitalize()
-        if start_ns is not None:
+        if since_ns is not None:
             yield _task_slice(_HARDWARE, stream, task, _task_args(task))
-            yield _arrow("f", "HostToDevice", task["command"], _HARDWARE, stream, start_ns, task["order"])
+            yield _arrow("f", "HostToDevice", task["command"], _HARDWARE, stream, since_ns, task["order"])
 
 
 def _task_args(task: _Task) -> dict[str, Any]:
@@ -195,19 +197,23 @@ def _task_args(task: _Task) -> dict[str, Any]:
         "Task Type": _task_type(task),
         "Stream Id": task["stream"],
         "Task Id": task["command"],
+        "Block Num": task["blocks"],
         "cube cores": task["held_cube"],
         "vector cores": task["held_vector"],
+        "priority": task["priority"],
+        "host thread": task["thread"],
         "wait reason": task["wait_reason"],
         "limit": task["limit"],
         "moved bytes": task["moved_bytes"],
         "call site": task["site"],
-        "finished": task["end_ns"] is not None,
+        "state": task["state"],
+        "result": task["code"],
     }
     if task["kind"] == COPY:
         args["size(B)"] = task["moved_bytes"]
         args["operation"] = _OPERATION.get(task["engine"], task["engine"])
         took_ns = task["until_ns"] - task["start_ns"]
-        if args["finished"] and took_ns:
+        if task["end_ns"] is not None and took_ns:
             args["bandwidth(GB/s)"] = round(task["moved_bytes"] / took_ns, 3)  # bytes per ns
     return args
 
@@ -227,12 +233,12 @@ def _event_arrows(timeline: Timeline, tasks: list[_Task]) -> Iterator[_Event]:
     """An arrow from the end of each awaited command to where its waiter was let go."""
     source = timeline.position_of(timeline.waits_for)
     ended = (source >= 0) & (timeline.event_ns() <= timeline.horizon_ns)
-    for position in np.flatnonzero(ended & timeline.started):
+    for position in np.flatnonzero(ended & (timeline.since_ns() >= 0)):
         origin, target = tasks[source[position]], tasks[position]
         # An end is outside its slice: step back by 1 ns where the slice has a length.
-        leave_ns = max(origin["start_ns"], origin["end_ns"] - 1)
-        last_ns = max(target["start_ns"], target["until_ns"] - 1)
-        land_ns = max(leave_ns, target["start_ns"], min(origin["end_ns"], last_ns))
+        leave_ns = max(origin["since_ns"], origin["end_ns"] - 1)
+        last_ns = max(target["since_ns"], target["until_ns"] - 1)
+        land_ns = max(leave_ns, target["since_ns"], min(origin["end_ns"], last_ns))
         for phase, at_ns, task in (("s", leave_ns, origin), ("f", land_ns, target)):
             yield _arrow(phase, "event", target["command"], _HARDWARE, task["stream"], at_ns, task["order"])
 
@@ -252,10 +258,12 @@ def _copies(tasks: list[_Task], threads: _Threads) -> Iterator[_Event]:
 
 
 def _cores(tasks: list[_Task], slices: CoreSlices, process: _Process, threads: _Threads) -> Iterator[_Event]:
-    for entry, core in zip(slices.entry.tolist(), slices.core.tolist(), strict=True):
+    columns = (slices.entry.tolist(), slices.core.tolist(), slices.until_ns.tolist())
+    for entry, core, until_ns in zip(*columns, strict=True):
         threads[process, core] = f"{process.name.split()[0]} {core}"
-        args = {"Task Id": tasks[entry]["command"], "Stream Id": tasks[entry]["stream"]}
-        yield _task_slice(process, core, tasks[entry], args)
+        task = tasks[entry]
+        args = {"Task Id": task["command"], "Stream Id": task["stream"]}
+        yield _slice(process, core, task["name"], task["start_ns"], until_ns, task["order"], args)
 
 
 def _lanes(extents: Sequence[tuple[int, int]]) -> list[int]:

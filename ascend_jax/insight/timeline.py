@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ascend_jax.insight import usage
+from ascend_jax.insight.kinds import KERNEL, WAITS
+from ascend_jax.insight.reasons import wait_reasons
+
 HOST_STREAM = -1  # the host's own stream, on which blocking copies run
 NOT_YET = -1  # a time that has not come, or a command that waits for no other
 NEVER_NS = 2**63 - 1  # later than every time: what an unfinished command is waited for until
-
-KERNEL = "kernel"
-COPY = "copy"
-MEMSET = "memset"
-EVENT_RECORD = "event record"
-EVENT_WAIT = "event wait"
 
 Times = NDArray[np.int64]
 Counts = NDArray[np.int32]
@@ -29,10 +27,15 @@ _COLUMNS: dict[str, tuple[type, Any]] = {
     "kind": (object, KERNEL),
     "name": (object, ""),
     "stream": (np.int32, 0),
+    "priority": (np.int32, 0),
+    "thread": (np.int32, 0),
     "issue_ns": (np.int64, 0),
     "ready_ns": (np.int64, NOT_YET),
     "start_ns": (np.int64, NOT_YET),
     "end_ns": (np.int64, NOT_YET),
+    "dropped_ns": (np.int64, NOT_YET),
+    "code": (np.int32, 0),
+    "blocks": (np.int32, 1),
     "held_cube": (np.int32, 0),
     "held_vector": (np.int32, 0),
     "engine": (object, ""),
@@ -43,7 +46,7 @@ _COLUMNS: dict[str, tuple[type, Any]] = {
     "waits_for": (np.int64, NOT_YET),
     "site": (object, ""),
 }
-_MAY_BE_ABSENT = ("ready_ns", "start_ns", "end_ns", "waits_for")  # -1 here, None in a row
+_MAY_BE_ABSENT = ("ready_ns", "start_ns", "end_ns", "dropped_ns", "waits_for")  # -1 here, None in a row
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -53,6 +56,10 @@ class Timeline:
     Dimension: ``N`` commands. All arrays are host-side NumPy, read-only, and copied at construction.
     Times are absolute simulated ns; -1 marks one that has not come.
 
+    A kernel runs as blocks, which share the cores with those of other kernels; the log has when its first block
+    started and its last one ended, and how many cores it can hold at one time. A wait starts, and ends, when it
+    is released; until then it is only ready.
+
     Raises:
         ValueError: columns of unequal length, commands out of order, or an end without a start before it.
     """
@@ -61,23 +68,28 @@ class Timeline:
     calibration: str  # how far the chip's times can be trusted, e.g. "uncalibrated"
     cube_cores: int  # cube cores of the chip
     vector_cores: int  # vector cores of the chip
-    dropped: int  # commands that fell out of the log before this one was taken
+    forgotten: int  # commands that fell out of the log before this one was taken
     command: Times  # [N] sequence number, strictly increasing
-    kind: Texts  # [N] str: "kernel", "copy", "memset", "event record", "event wait"
+    kind: Texts  # [N] str: one of the names in `insight.kinds`
     name: Texts  # [N] str: operator, or e.g. "copy host to device"
-    stream: Counts  # [N] stream number
+    stream: Counts  # [N] stream slot; -1 for the host's own copies
+    priority: Counts  # [N] 0 first .. 7 last
+    thread: Counts  # [N] host thread that enqueued it
     issue_ns: Times  # [N] when the host enqueued it
-    ready_ns: Times  # [N] when issue, stream order and events allowed it; after that only an engine delays it
+    ready_ns: Times  # [N] when it was issued and at the head of its stream
     start_ns: Times  # [N]
     end_ns: Times  # [N]
-    held_cube: Counts  # [N] cube cores held from start to end
-    held_vector: Counts  # [N] vector cores held from start to end
+    dropped_ns: Times  # [N] when it was dropped, for ever without an end; -1 if it was not
+    code: Counts  # [N] 0, or the code with which it failed at its end
+    blocks: Counts  # [N] blocks of a kernel, pieces of a copy, 0 for what takes no time
+    held_cube: Counts  # [N] most cube cores it can hold at one time
+    held_vector: Counts  # [N] most vector cores it can hold at one time
     engine: Texts  # [N] str: copy engine "h2d", "d2h", "d2d", or ""
     cube_busy_ns: Times  # [N] time each held cube core computes
     vector_busy_ns: Times  # [N] time each held vector core computes
     moved_bytes: Times  # [N] bytes read and written in device memory, or copied
     limit: Texts  # [N] str: what its duration comes from: "cube", "vector", "memory", "fixed" or ""
-    waits_for: Times  # [N] sequence number of the command it awaits through an event, or -1
+    waits_for: Times  # [N] sequence number of the command that releases this wait; -1 if none is known
     site: Texts  # [N] str: the caller's line, e.g. "train.py:12"
     now_ns: int = 0  # up to when the card was simulated
 
@@ -97,19 +109,19 @@ class Timeline:
         calibration: str,
         cube_cores: int,
         vector_cores: int,
-        dropped: int = 0,
+        forgotten: int = 0,
     ) -> Timeline:
         """Builds a timeline from rows as `rows` returns them.
 
         Args:
           rows: one mapping per command. A missing key takes its neutral value (0, "", None), except
-            ``command`` (position of the row), ``kind`` ("kernel") and ``ready_ns`` (``start_ns``: no engine
-            delayed it).
+            ``command`` (position of the row), ``kind`` ("kernel"), ``blocks`` (1) and ``ready_ns``
+            (``start_ns``: nothing delayed it).
           chip: SoC name.
           calibration: how far the chip's times can be trusted.
           cube_cores: cube cores of the chip.
           vector_cores: vector cores of the chip.
-          dropped: commands that fell out of the log.
+          forgotten: commands that fell out of the log.
 
         Raises:
           ValueError: a key that is no column, or values that do not make a timeline.
@@ -121,7 +133,7 @@ class Timeline:
         """
         table: dict[str, list[Any]] = {column: [] for column in _COLUMNS}
         for position, row in enumerate(rows):
-            unknown = set(row) - set(_COLUMNS) - {"wait_reason"}
+            unknown = set(row) - set(_COLUMNS) - {"wait_reason", "state"}
             if unknown:
                 raise ValueError(f"row {position} has {sorted(unknown)}; a timeline knows {list(_COLUMNS)}")
             filled = {"command": position, "ready_ns": row.get("start_ns"), **row}
@@ -129,7 +141,7 @@ class Timeline:
                 value = filled.get(column)
                 table[column].append(default if value is None else value)
         columns: dict[str, Any] = table
-        return cls(chip, calibration, cube_cores, vector_cores, dropped, **columns)
+        return cls(chip, calibration, cube_cores, vector_cores, forgotten, **columns)
 
     def __len__(self) -> int:
         """Number of commands N."""
@@ -146,6 +158,11 @@ class Timeline:
         return self.end_ns >= 0
 
     @property
+    def is_wait(self) -> NDArray[np.bool_]:
+        """[N] True for waits, which take no time but hold their stream from `ready_ns` to `end_ns`."""
+        return np.isin(self.kind, list(WAITS))
+
+    @property
     def begin_ns(self) -> int:
         """First issue in the log, 0 for an empty one."""
         return int(self.issue_ns.min(initial=NEVER_NS)) if len(self) else 0
@@ -153,23 +170,42 @@ class Timeline:
     @property
     def horizon_ns(self) -> int:
         """Last time the log knows of: an issue, a start, an end, or now if something is unfinished; 0 if empty."""
-        known = max(int(each.max(initial=0)) for each in (self.issue_ns, self.start_ns, self.end_ns))
-        return known if self.finished.all() else max(known, self.now_ns)
+        columns = (self.issue_ns, self.start_ns, self.end_ns, self.dropped_ns)
+        known = max(int(each.max(initial=0)) for each in columns)
+        is_over = self.finished | (self.dropped_ns >= 0)
+        return known if is_over.all() else max(known, self.now_ns)
 
     @property
     def makespan_ns(self) -> int:
         """From the first issue to the last end, 0 where nothing has finished."""
         return max(0, int(self.end_ns.max(initial=NOT_YET)) - self.begin_ns) if self.finished.any() else 0
 
+    def state(self) -> Texts:
+        """[N] str: "queued", "ready", "running", "done", "failed" (with `code`) or "dropped"."""
+        states = {
+            "dropped": self.dropped_ns >= 0,
+            "failed": self.code != 0,
+            "done": self.finished,
+            "running": self.started,
+            "ready": self.ready_ns >= 0,
+        }
+        return np.select(list(states.values()), list(states), "queued").astype(object)
+
+    def since_ns(self) -> Times:
+        """[N] from when each command occupies its stream: its start; for a wait, when it came to the head."""
+        return np.where(self.is_wait, self.ready_ns, self.start_ns)
+
     def until_ns(self) -> Times:
-        """[N] the end of each command; the horizon for one that is still running, -1 for one not started."""
-        running = self.started & ~self.finished
-        return np.where(running, self.horizon_ns, self.end_ns)
+        """[N] until when: its end or when it was dropped; the horizon while it goes on, -1 before."""
+        goes_on = np.where(self.since_ns() >= 0, self.horizon_ns, NOT_YET)
+        dropped = np.where(self.since_ns() >= 0, self.dropped_ns, NOT_YET)
+        return np.where(self.finished, self.end_ns, np.where(self.dropped_ns >= 0, dropped, goes_on))
 
     def previous(self) -> Times:
-        """[N] position of the preceding command on the same stream, or -1."""
-        order = np.argsort(self.stream, kind="stable")
+        """[N] position of the preceding command on the same stream, or -1; a drop empties a stream."""
+        order, dropped = np.argsort(self.stream, kind="stable"), self.dropped_ns >= 0
         same = self.stream[order[1:]] == self.stream[order[:-1]]
+        same &= dropped[order[1:]] | ~dropped[order[:-1]]
         before = np.full(len(self), NOT_YET, np.int64)
         before[order[1:]] = np.where(same, order[:-1], NOT_YET)
         return before
@@ -188,10 +224,10 @@ class Timeline:
     def event_ns(self) -> Times:
         """[N] end of the awaited command; -1 if none is awaited or it left the log, `NEVER_NS` if unfinished.
 
-        An event wait that is not over and names no command awaits an event that nobody has recorded.
+        A wait that is not over and names no command awaits what nobody has queued so far.
         """
-        unrecorded = (self.kind == EVENT_WAIT) & ~self.finished & (self.waits_for < 0)
-        return np.where(unrecorded, NEVER_NS, self._end_of(self.position_of(self.waits_for)))
+        nobody = self.is_wait & ~self.finished & (self.waits_for < 0)
+        return np.where(nobody, NEVER_NS, self._end_of(self.position_of(self.waits_for)))
 
     def _end_of(self, position: Times) -> Times:
         if not len(self):
@@ -202,51 +238,30 @@ class Timeline:
     def wait_reason(self) -> Texts:
         """[N] str: what came last before each command could start, or is still missing.
 
-        "copy engine" or "cores" where the command was ready and its engine was taken; else the latest of
-        "stream order" (the command before it), "event" (the one it awaits) and "host" (its issue). Behind an
-        event wait a command inherits the reason of that wait. "" for what opens the timeline.
+        Of a command that was ready before it started: "cores" or "copy engine", or for a wait "event", "notify",
+        "value" or "callback". Else "stream order" (the command before it) or "host" (its issue), whichever came
+        last. Behind a wait a command inherits the reason of that wait. "" for what opens the timeline.
 
         >>> rows = [{"start_ns": 0, "end_ns": 9}, {"start_ns": 9, "end_ns": 12}]
         >>> log = Timeline.from_rows(rows, chip="x", calibration="", cube_cores=1, vector_cores=2)
         >>> log.wait_reason().tolist()
         ['', 'stream order']
         """
-        before, event = self.previous_end_ns(), self.event_ns()
-        latest = np.maximum(np.maximum(before, event), self.issue_ns)
-        decided = [before >= latest, event >= latest, self.issue_ns > self.begin_ns]
-        reason = np.select(decided, ["stream order", "event", "host"], "").astype(object)
-        copies = self.engine != ""
-        needs_engine = copies | (self.held_cube > 0) | (self.held_vector > 0)
-        queued = needs_engine & np.where(self.started, self.start_ns > self.ready_ns, latest < NEVER_NS)
-        reason[queued] = np.where(copies, "copy engine", "cores")[queued]
-        previous = self.previous()
-        behind_wait = (previous >= 0) & (self.kind[previous] == EVENT_WAIT) if len(self) else previous > 0
-        for position in np.flatnonzero(behind_wait & (reason == "stream order")):
-            reason[position] = reason[previous[position]]
-        return reason
+        return wait_reasons(self)
 
     def utilisation(self) -> dict[str, float]:
         """Busy fractions of the makespan, from finished commands; 0.0 where nothing has finished.
 
         "cube" and "vector": core time spent computing over all core time of the chip; "cube held" and "vector
-        held": core time taken by kernels, computing or not; "h2d", "d2h", "d2d": time with a copy under way.
+        held": core time taken by kernels, computing or not, where kernels that could hold more cores together than
+        the chip has hold all of them; "h2d", "d2h", "d2d": time with a copy under way.
 
         >>> rows = [{"start_ns": 0, "end_ns": 8, "held_cube": 1, "cube_busy_ns": 4}]
         >>> log = Timeline.from_rows(rows, chip="x", calibration="", cube_cores=2, vector_cores=2)
         >>> log.utilisation()["cube"], log.utilisation()["cube held"]
         (0.25, 0.5)
         """
-        took_ns = np.where(self.finished, self.end_ns - self.start_ns, 0)
-        fractions = {}
-        for unit, cores in (("cube", self.cube_cores), ("vector", self.vector_cores)):
-            held = np.where(self.finished, getattr(self, f"held_{unit}"), 0).astype(np.int64)
-            available = max(1, cores * self.makespan_ns)
-            fractions[unit] = int((held * getattr(self, f"{unit}_busy_ns")).sum()) / available
-            fractions[f"{unit} held"] = int((held * took_ns).sum()) / available
-        for engine in ("h2d", "d2h", "d2d"):
-            used = self.finished & (self.engine == engine)
-            fractions[engine] = _covered_ns(self.start_ns[used], self.end_ns[used]) / max(1, self.makespan_ns)
-        return fractions
+        return usage.utilisation(self)
 
     def max_concurrent_kernels(self) -> int:
         """Largest number of kernels under way at one moment; one that ends as another starts does not count.
@@ -256,12 +271,7 @@ class Timeline:
         >>> log.max_concurrent_kernels()
         2
         """
-        end = np.where(self.finished, self.end_ns, NEVER_NS)
-        runs = (self.kind == KERNEL) & self.started & (end > self.start_ns)
-        times = np.concatenate([self.start_ns[runs], end[runs]])
-        change = np.repeat([1, -1], runs.sum())
-        order = np.lexsort((change, times))  # at one time, ends go first
-        return int(np.cumsum(change[order]).max(initial=0))
+        return usage.max_concurrent_kernels(self)
 
     def of_kind(self, kind: str) -> Timeline:
         """Returns the commands of one kind only."""
@@ -269,7 +279,7 @@ class Timeline:
         return dataclasses.replace(self, **columns)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One plain dict per command for JSON: all columns and ``wait_reason``; None for what is absent.
+        """One plain dict per command for JSON: all columns, ``state`` and ``wait_reason``; None for what is absent.
 
         >>> rows = [{"name": "Add"}]
         >>> log = Timeline.from_rows(rows, chip="x", calibration="", cube_cores=1, vector_cores=2)
@@ -279,7 +289,7 @@ class Timeline:
         table: dict[str, list[Any]] = {column: getattr(self, column).tolist() for column in _COLUMNS}
         for column in _MAY_BE_ABSENT:
             table[column] = [None if value == NOT_YET else value for value in table[column]]
-        table["wait_reason"] = self.wait_reason().tolist()
+        table["state"], table["wait_reason"] = self.state().tolist(), self.wait_reason().tolist()
         return [dict(zip(table, values, strict=True)) for values in zip(*table.values(), strict=True)]
 
 
@@ -303,13 +313,3 @@ def _check(log: Timeline) -> None:
         first = int(np.flatnonzero(wrong)[0])
         times = f"start {log.start_ns[first]} ns, end {log.end_ns[first]} ns"
         raise ValueError(f"command {log.command[first]} ends before it starts: {times}")
-
-
-def _covered_ns(start_ns: Times, end_ns: Times) -> int:
-    """Length of the union of intervals."""
-    order = np.argsort(start_ns, kind="stable")
-    start, reach = start_ns[order], np.maximum.accumulate(end_ns[order])
-    if not len(start):
-        return 0
-    fresh = np.maximum(start[1:], reach[:-1])
-    return int(reach[0] - start[0] + np.maximum(reach[1:] - fresh, 0).sum())

@@ -1,4 +1,4 @@
-"""Making XLA's CPU compiler do each thing once and in vector loops: walls between stages, sums over pairs of streams."""
+"""Making XLA's CPU compiler do a thing once and in vector loops: walls between stages, sums over pairs of streams."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -21,7 +21,6 @@ class Look(NamedTuple):
     key: jax.Array
     wake_hi: jax.Array
     wake_lo: jax.Array
-    queue: jax.Array  # key of those with waiting blocks, UNREADY for others
     claim: jax.Array  # units that those need: cube + vector << 16
     engine_claim: jax.Array  # copy engines, a byte each
     held: jax.Array  # units that running blocks hold
@@ -53,7 +52,6 @@ def look(tables: Tables, carry: Carry) -> Look:
         key=key,
         wake_hi=jnp.where(comes, jnp.where(has_deadline, deadline.hi, FOREVER_HI), head.wake_hi),
         wake_lo=jnp.where(comes, jnp.where(has_deadline, deadline.lo, 0), head.wake_lo),
-        queue=jnp.where(asks, key, UNREADY),
         claim=jnp.where(asks, jnp.minimum(waiting, ALL) * units, 0),
         engine_claim=jnp.where(asks, engine_unit, 0),
         held=running * units,
@@ -70,9 +68,9 @@ def grant(capacity: jax.Array, head: Head, look: Look, held: tuple, is_idle: jax
     slots = slots_of(head)
 
     def ahead(key: jax.Array, slot: jax.Array, claim: jax.Array) -> jax.Array:
-        return jnp.where(key < look.queue + (slot < slots), claim, 0)
+        return jnp.where(key < look.key + (slot < slots), claim, 0)
 
-    others = look.queue, slots
+    others = look.key, slots
     taken, engine_taken = (
         mine + sum_of_pairs(ahead, *others, claim)
         for mine, claim in zip(held, (look.claim, look.engine_claim), strict=True)
@@ -89,11 +87,12 @@ def grant(capacity: jax.Array, head: Head, look: Look, held: tuple, is_idle: jax
     all_or_none = jnp.where(some >= waiting, waiting, 0)
     granted = jnp.where(bit(head.bits, Bits.MODE) == 1, all_or_none, some)
     has_room = (first == 0) | (second == 0)
-    return jnp.where((look.queue != UNREADY) & has_room & is_idle, granted, 0)
+    asks = (look.claim | look.engine_claim) != 0
+    return jnp.where(asks & has_room & is_idle, granted, 0)
 
 
-def begin(carry: Carry, look: Look, granted: jax.Array) -> tuple[Head, jax.Array]:
-    """Let granted blocks start as a group; return the heads and how many blocks of each run."""
+def begin(carry: Carry, look: Look, granted: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Let granted blocks start as a group; return what changes of the heads, and how many blocks of each run."""
     head, now = carry.head, carry.now
     begins, is_task = granted > 0, bit(head.bits, Bits.TASK) == 1
     is_first = begins & (head.start_hi == NONE)
@@ -106,22 +105,21 @@ def begin(carry: Carry, look: Look, granted: jax.Array) -> tuple[Head, jax.Array
     deadline = _after(now, head.timeout_us)
     has_deadline = is_first & (head.timeout_us > 0)
     counts = head.counts - (granted << 16) + jnp.where(in_first, granted, granted << 8)
-    begun = head._replace(
-        key=look.key,
-        wake_hi=jnp.where(has_deadline, deadline.hi, look.wake_hi),
-        wake_lo=jnp.where(has_deadline, deadline.lo, look.wake_lo),
-        start_hi=jnp.where(is_first, now.hi, head.start_hi),
-        start_lo=jnp.where(is_first, now.lo, head.start_lo),
-        counts=counts,
-        chunks=jnp.where(
+    changed = {
+        "wake_hi": jnp.where(has_deadline, deadline.hi, look.wake_hi),
+        "wake_lo": jnp.where(has_deadline, deadline.lo, look.wake_lo),
+        "start_hi": jnp.where(is_first, now.hi, head.start_hi),
+        "start_lo": jnp.where(is_first, now.lo, head.start_lo),
+        "counts": counts,
+        "chunks": jnp.where(
             in_first,
             (head.chunks & ~0xFFFF) | chunks,
             jnp.where(in_second, (head.chunks & 0xFFFF) | (chunks << 16), head.chunks),
         ),
-        rest_first=jnp.where(in_first, work, head.rest_first),
-        rest_second=jnp.where(in_second, work, head.rest_second),
-    )
-    return begun, jnp.where(is_task, first + second + granted, 0)
+        "rest_first": jnp.where(in_first, work, head.rest_first),
+        "rest_second": jnp.where(in_second, work, head.rest_second),
+    }
+    return changed, jnp.where(is_task, first + second + granted, 0)
 
 
 def _after(now: Instant, wait_us: jax.Array) -> Instant:

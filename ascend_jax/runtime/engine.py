@@ -108,7 +108,8 @@ def begin(tables: Tables, carry: Carry, is_fresh: jax.Array) -> Carry:
     is_mark = bit(head.bits, Bits.TASK) == 0
     head = head._replace(counts=jnp.where(is_mark, fresh.counts, head.counts))
     carry = carry._replace(head=head, times=_stamp_ready(carry.times, carry.now, head, is_fresh))
-    return carry._replace(is_live=goes_on(tables, carry, jnp.zeros_like(carry.is_live)))
+    is_over = ~is_mark & (head.start_hi >= 0) & (head.counts == 0)  # beside the goal of the run before
+    return carry._replace(is_live=goes_on(tables, carry, is_over.any(0)))
 
 
 def _stamp_ready(times: jax.Array, now: Instant, head: Head, is_fresh: jax.Array) -> jax.Array:

@@ -78,10 +78,8 @@ def _elapsed(card: CardState, start: Number, end: Number, site: Number) -> tuple
 
 def _first_of_two(start: jax.Array, end: jax.Array) -> jax.Array:
     """Return the code of a pair of events: that one was never recorded is said before that one is not finished."""
-    late = Code.RT_EVENT_TIMESTAMP_INVALID
-    return first_failing(
-        jnp.where(start == late, Code.SUCCESS, start), jnp.where(end == late, Code.SUCCESS, end), start, end
-    )
+    is_late = start == Code.RT_EVENT_TIMESTAMP_INVALID
+    return first_failing(jnp.where(is_late, Code.SUCCESS, start), end, start)
 
 
 def _time_of(card: CardState, event: Number) -> tuple[jax.Array, Instant]:
@@ -167,8 +165,10 @@ def event_elapsed_ms(card: CardState, start: Number, end: Number) -> float:
       AscendError: 507000 if one was never recorded, 107006 if one is not finished, its command fell out of the log, or
         it was created without TIME_LINE.
     """
-    first, last = (_end_ns(card, name, event) for name, event in (("start", start), ("end", end)))
-    return (last - first) / 1e6
+    require_single(card)
+    (start_code, first), (end_code, last) = (_time_of(card, event) for event in (start, end))
+    _raise(_first_of_two(start_code, end_code), f"from event {int(start)} to event {int(end)}")
+    return (_ns(last) - _ns(first)) / 1e6
 
 
 def event_timestamp_us(card: CardState, event: Number) -> int:
@@ -177,17 +177,21 @@ def event_timestamp_us(card: CardState, event: Number) -> int:
     Raises:
       AscendError: As :func:`event_elapsed_ms`.
     """
-    return _end_ns(card, "the", event) // 1000
-
-
-def _end_ns(card: CardState, name: str, event: Number) -> int:
     require_single(card)
     code, end = _time_of(card, event)
+    _raise(code, f"event {int(event)}")
+    return _ns(end) // 1000
+
+
+def _raise(code: jax.Array, what: str) -> None:
+    why = {
+        Code.RT_PARAM_INVALID: "does not exist",
+        Code.RT_INTERNAL_ERROR: "never recorded",
+        Code.RT_EVENT_TIMESTAMP_INVALID: "has no time stamp: not finished, forgotten, or created without TIME_LINE",
+    }
     if int(code) != Code.SUCCESS:
-        why = {
-            Code.RT_PARAM_INVALID: "does not exist",
-            Code.RT_INTERNAL_ERROR: "was never recorded",
-            Code.RT_EVENT_TIMESTAMP_INVALID: "has no time stamp: not finished, forgotten, or created without TIME_LINE",
-        }
-        raise AscendError(int(code), f"{name} event {int(event)} {why.get(Code(int(code)), 'has no time')}")
-    return int(clock.to_ns(np.asarray(end.hi), np.asarray(end.lo)))
+        raise AscendError(int(code), f"{what}: {why.get(Code(int(code)), 'has no time')}")
+
+
+def _ns(time: Instant) -> int:
+    return int(clock.to_ns(np.asarray(time.hi), np.asarray(time.lo)))

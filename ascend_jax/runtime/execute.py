@@ -131,9 +131,6 @@ def _on_card(card: CardState, program: Program, place: Place, kernel_of: jax.Arr
     stream, depends, following = (fields[:, column] for column in (Field.STREAM, Field.DEPENDS, Field.NEXT))
     last = get_rows(card.table.fields, place.entry[:, Stream.LAST])
     is_busy = place.entry[:, Stream.PENDING] > 0
-    # a side stream that waits for nothing in the program still begins after what was in the stream before
-    before = jnp.where(is_busy, last[:, Field.SEQUENCE], NONE)[0]
-    begins = (fields[:, Field.POSITION] == 0) & (stream > 0)
     queued = get_rows(jnp.where(is_busy, last[:, Field.POSITION] + 1, 0), stream)
     kernel = get_rows(kernel_of, jnp.maximum(fields[:, Field.KERNEL], 0))
     fault = jax.vmap(planned_fault, (None, 0))(card, sequence)
@@ -146,7 +143,7 @@ def _on_card(card: CardState, program: Program, place: Place, kernel_of: jax.Arr
             card.table.rows,
             get_rows(place.row, jnp.minimum(following, program.rows - 1)),
         ),
-        Field.DEPENDS: jnp.where(depends != NONE, first + depends, jnp.where(begins, before, NONE)),
+        Field.DEPENDS: jnp.where(depends == NONE, NONE, first + depends),
         Field.POSITION: queued + fields[:, Field.POSITION],
         Field.KERNEL: jnp.where(fields[:, Field.KERNEL] == NONE, NONE, kernel),
         Field.FAULT: jnp.where(is_planned, fault[:, Fault.CODE], fields[:, Field.FAULT]),

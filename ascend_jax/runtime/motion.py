@@ -36,8 +36,8 @@ def move(tables: Tables, carry: Carry, wait_ns: jax.Array, is_idle: jax.Array) -
     return delta_ns, Instant(jnp.where(jumps, limit.hi, hi), jnp.where(jumps, limit.lo, lo)), is_stuck
 
 
-def work(carry: Carry, head: Head, rate: jax.Array, delta_ns: jax.Array) -> tuple[Head, jax.Array]:
-    """Let running blocks work for ``delta_ns``; return the heads, and the slots of those that are over."""
+def work(carry: Carry, head: Head, rate: jax.Array, delta_ns: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Let running blocks work for ``delta_ns``; return what changes of the heads, and the slots of those over."""
     done = delta_ns * rate
     counts, rests, chunks = head.counts, [], []
     is_task = bit(head.bits, Bits.TASK) == 1
@@ -51,10 +51,9 @@ def work(carry: Carry, head: Head, rate: jax.Array, delta_ns: jax.Array) -> tupl
         chunks.append(whole - borrows)
     present = is_present(carry)
     is_over = present & is_task & (head.start_hi >= 0) & (counts == 0)
-    worked = head._replace(
-        counts=counts, chunks=chunks[0] | (chunks[1] << 16), rest_first=rests[0], rest_second=rests[1]
-    )
-    return worked, jnp.where(is_over, slots_of(head), NOBODY)
+    changed = {"counts": counts, "chunks": chunks[0] | (chunks[1] << 16)}
+    changed |= {"rest_first": rests[0], "rest_second": rests[1]}
+    return changed, jnp.where(is_over, slots_of(head), NOBODY)
 
 
 def _chunks(chunks: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -31,8 +31,8 @@ class Program:
 
     Columns are those of the card's command table, with local numbers: SEQUENCE is the row, DEPENDS an earlier row or
     NONE, NEXT a later row or N, POSITION counts within the stream, KERNEL indexes ``kernels``, issue times are 0.
-    Stream 0 is the one that the program is run on; its last command comes after all others. Rows at the end with
-    ``Kind.NOTHING`` are padding and change no result.
+    Stream 0 is the one that the program is run on: other streams begin with a wait for an earlier row, and the last
+    command of stream 0 comes after all others. Rows at the end with ``Kind.NOTHING`` are padding and change no result.
     """
 
     fields: jax.Array  # int32 [..., N, FIELDS]
@@ -133,21 +133,25 @@ def program_from_rows(
     """Return a program of commands that are given in the order in which a host would enqueue them.
 
     Args:
-      rows: One mapping from :class:`Field` to a number per command. KIND and STREAM (local) are required; DEPENDS is an
-        earlier row. Columns that follow from the order are filled in.
+      rows: One mapping from :class:`Field` to a number per command. KIND and STREAM (local) are required; DEPENDS, of
+        marks only, is an earlier row. Columns that follow from the order are filled in.
       operands: int32 [N, P, len(Operand)]; None: the commands touch no memory.
       kernels: What column KERNEL indexes; NONE there: the command takes time and computes nothing.
 
     Raises:
-      ValueError: A row has no such kind, stream, dependency or kernel, or the last command of stream 0 does not come
-        after it; the message names the row.
+      ValueError: A row has no such kind, stream, dependency or kernel, begins a stream without waiting, or the last
+        command of stream 0 does not come after it; the message names the row.
     """
     table = np.array(nothing(len(rows), len(rows)))
     table[:, Field.BLOCKS] = 1
+    begun = {0}
     for number, row in enumerate(rows):
         for column, value in row.items():
             table[number, column] = value
         _check_row(number, table[number], len(kernels))
+        if row[Field.STREAM] not in begun and table[number, Field.DEPENDS] == NONE:
+            raise ValueError(f"row {number}: a stream other than 0 begins with a wait for an earlier row")
+        begun.add(row[Field.STREAM])
     if operands is None:
         operands = np.zeros((len(rows), layout.OPERANDS, len(Operand)), np.int32)
     fields = numbered(jnp.array(table))
@@ -221,6 +225,7 @@ def _check_row(number: int, row: np.ndarray, kernels: int) -> None:
         (is_kind, Field.KIND, "must be a kind of command"),
         (0 <= row[Field.STREAM] < 1 << 15, Field.STREAM, "must be a stream number from 0"),
         (NONE <= depends < number, Field.DEPENDS, "must be an earlier row or NONE"),
+        (depends == NONE or row[Field.KIND] not in TASKS, Field.DEPENDS, "must be NONE, as only marks wait"),
         (NONE <= kernel < kernels, Field.KERNEL, f"must index the {kernels} kernels or be NONE"),
         (row[Field.BLOCKS] >= 1, Field.BLOCKS, "must be at least 1"),
     )

@@ -91,8 +91,14 @@ def _schedule(fields: jax.Array, end: Carry, rows: int) -> Schedule:
     code = result_codes(fields[:rows], phase)
     lost = jnp.append(code, 0)[end.lost[0]]
     is_dropped = (phase < Phase.DONE) & (phase != Phase.EMPTY)
+
+    def instant(column: Time) -> Instant:
+        return Instant(times[:, column], times[:, column + 1])
+
     return Schedule(
-        *(Instant(times[:, column], times[:, column + 1]) for column in (Time.READY_HI, Time.START_HI, Time.END_HI)),
+        instant(Time.READY_HI),
+        instant(Time.START_HI),
+        instant(Time.END_HI),
         phase=jnp.where(is_dropped, Phase.DROPPED, phase),
         code=code,
         is_stuck=end.is_stuck[0],

@@ -28,10 +28,10 @@ def note(card: CardState, code: jax.Array, site: int | jax.Array, stream: int | 
     )
 
 
-def overrule(card: CardState, code: Code, site: jax.Array, stream: jax.Array) -> jax.Array:
+def overrule(card: CardState, code: Number, site: Number, stream: Number) -> jax.Array:
     """Return the status word after the call that was noted last turned out to fail with ``code``."""
     undone = with_entries(card.status, {StatusWord.CALLS: card.status[StatusWord.CALLS] - 1})
-    return note(dataclasses.replace(card, status=undone), jnp.int32(code), site, stream).status
+    return note(dataclasses.replace(card, status=undone), jnp.asarray(code, jnp.int32), site, stream).status
 
 
 def first_code(*checks: tuple[jax.Array, Number]) -> jax.Array:

@@ -52,7 +52,7 @@ def _look(card: CardState) -> CardState:
     return advance(card, None)[0]
 
 
-def _stream_errors(card: CardState, stream: jax.Array) -> jax.Array:
+def _stream_errors(card: CardState, stream: Number) -> jax.Array:
     """Return the error of the stream waited for; of the first stream that has one if it is all of them."""
     errors = card.streams[:, Stream.ERROR]
     awaited = (jnp.arange(errors.shape[0]) == stream) | (stream == ALL_STREAMS)
@@ -60,8 +60,8 @@ def _stream_errors(card: CardState, stream: jax.Array) -> jax.Array:
     return jnp.where(wrong.any(), get_row(errors, jnp.argmax(wrong)), Code.SUCCESS)
 
 
-def _is_dropped(card: CardState, command: jax.Array) -> jax.Array:
-    fields = card.table.fields
+def _is_dropped(card: CardState, command: Number) -> jax.Array:
+    fields, command = card.table.fields, jnp.asarray(command, jnp.int32)
     row = row_of(fields, jnp.maximum(command, 0))
     is_known = (command >= 0) & (get_row(fields, row)[Field.SEQUENCE] == command)
     return is_known & (get_row(card.table.times, row)[Time.PHASE] == Phase.DROPPED)

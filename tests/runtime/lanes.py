@@ -9,7 +9,19 @@ import numpy as np
 
 from ascend_jax.runtime import simulate as engine
 from ascend_jax.runtime.clock import to_ns
-from ascend_jax.runtime.layout import LIMB, NONE, OPERANDS, Change, Condition, Field, Kind, Operand, Phase, Reach, Resource
+from ascend_jax.runtime.layout import (
+    LIMB,
+    NONE,
+    OPERANDS,
+    Change,
+    Condition,
+    Field,
+    Kind,
+    Operand,
+    Phase,
+    Reach,
+    Resource,
+)
 from ascend_jax.runtime.program import Program, nothing, numbered
 from tests.runtime.random_tasks import CAPACITY, random_commands
 from tests.runtime.scheduler import WORD, Command, Scheduler
@@ -102,7 +114,7 @@ def difference(found: Answer, wanted: Answer) -> str:
     for name in ("end", "start", "phase", "code", "ready"):
         wrong = np.flatnonzero(getattr(found, name) != getattr(wanted, name))
         if wrong.size:
-            row = wrong[getattr(wanted, "end")[wrong].argmin()]
+            row = wrong[np.minimum(wanted.end, found.end)[wrong].argmin()]
             return f"{name} of command {row}: {getattr(found, name)[row]} instead of {getattr(wanted, name)[row]}"
     for name in ("is_stuck", "device_error"):
         if getattr(found, name) != getattr(wanted, name):
@@ -131,7 +143,13 @@ _KINDS = {
     "callback wait": Kind.CALLBACK_WAIT,
 }
 _REACHES = {"stream": Reach.STREAM, "device": Reach.DEVICE}
-_UNITS = {"cube": Resource.CUBE, "vector": Resource.VECTOR, "h2d": Resource.H2D, "d2h": Resource.D2H, "d2d": Resource.D2D}
+_UNITS = {
+    "cube": Resource.CUBE,
+    "vector": Resource.VECTOR,
+    "h2d": Resource.H2D,
+    "d2h": Resource.D2H,
+    "d2d": Resource.D2D,
+}
 
 
 def _limbs(column: Field, time: int) -> dict[int, int]:
@@ -140,14 +158,18 @@ def _limbs(column: Field, time: int) -> dict[int, int]:
 
 def _task_columns(command: Command) -> dict[int, int]:
     columns = {Field.NEED + _UNITS[unit]: count for unit, count in command.needs.items()}
-    return columns | _limbs(Field.BLOCK_HI, command.block) | {
-        Field.BLOCKS: command.blocks,
-        Field.MODE: command.mode,
-        Field.PRIORITY: command.priority,
-        Field.HEAD_NS: command.head,
-        Field.HBM_SHARE: command.hbm,
-        Field.L2_SHARE: command.l2,
-    }
+    return (
+        columns
+        | _limbs(Field.BLOCK_HI, command.block)
+        | {
+            Field.BLOCKS: command.blocks,
+            Field.MODE: command.mode,
+            Field.PRIORITY: command.priority,
+            Field.HEAD_NS: command.head,
+            Field.HBM_SHARE: command.hbm,
+            Field.L2_SHARE: command.l2,
+        }
+    )
 
 
 def _mark_columns(command: Command) -> dict[int, int]:

@@ -1,423 +1,565 @@
-"""Plain Python twins of the runtime, written from its rules and sharing no code with it.
+"""A plain Python twin of the runtime's calls, written from its rules and sharing no code with it.
 
-:class:`Card` takes host calls one by one and keeps times as Python ints, memory as bytearrays and blocks as lists.
-:class:`Pages` is the allocator alone.
+:class:`Card` takes host calls one by one, in whole ns, on bytearrays; :mod:`machine` has what lies behind them.
 """
 
-import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from math import ceil, floor
 
-SUCCESS, INVALID_PARAM, RT_PARAM_INVALID, RT_STREAM = 0, 100000, 107000, 107003
-FEATURE_NOT_SUPPORT, MEMORY_ALLOCATION, NO_STREAM, NO_EVENT = 207000, 207001, 207005, 207007
-NO_BYTES, HEAP_FULL = 900002, 900004
+from tests.runtime.machine import (
+    ALL_STREAMS,
+    BAD_STREAM,
+    INVALID_PARAM,
+    NOBODY,
+    NO_CONTEXT,
+    OBJECTS_FULL,
+    RT_PARAM_INVALID,
+    SUCCESS,
+    Event,
+    Job,
+    Machine,
+    Slots,
+    Stream,
+    Thread,
+)
+from tests.runtime.scheduler import POOL, WORD
 
-GRANULE = 64
-HBM_FIRST = 2 << 20  # byte address of the first allocatable byte
-HOST_FIRST = (-(2**31) + 1) * GRANULE
-HOST_STREAM = -1  # how a timeline shows the host's own stream
-
-
-class Pages:
-    """First-fit allocator over byte addresses; one instance per memory."""
-
-    def __init__(self, first: int, end: int, max_blocks: int, *, pad: int = 0, paged: bool = True) -> None:
-        self.first, self.end, self.max_blocks, self.pad, self.paged = first, end, max_blocks, pad, paged
-        self.blocks: dict[int, tuple[int, int]] = {}  # address -> (bytes taken, bytes asked)
-        self.peak = 0
-
-    @property
-    def used(self) -> int:
-        return sum(taken for taken, _ in self.blocks.values())
-
-    def malloc(self, nbytes: int, policy: int = 0) -> tuple[int, int]:
-        """Return (status, granule pointer)."""
-        if nbytes <= 0 or not 0 <= policy <= 7:
-            return INVALID_PARAM, 0
-        if len(self.blocks) == self.max_blocks:
-            return HEAP_FULL, 0
-        for taken, page in self._tries(nbytes, policy):
-            address = self._gap(taken, page)
-            if address is not None:
-                self.blocks[address] = (taken, nbytes)
-                self.peak = max(self.peak, self.used)
-                return SUCCESS, address // GRANULE
-        return MEMORY_ALLOCATION, 0
-
-    def _tries(self, nbytes: int, policy: int) -> list[tuple[int, int]]:
-        if not self.paged:
-            return [(_up(nbytes, GRANULE), GRANULE)]
-        small, huge, giant = 4 << 10, 2 << 20, 1 << 30
-        if policy in (6, 7):
-            return [(_up(nbytes, giant), giant)]
-        size, kind = _up(nbytes, 32) + self.pad, policy % 3
-        if kind == 1:
-            pages = [huge]
-        elif kind == 2:
-            pages = [small]
-        else:
-            pages = [small] if nbytes <= 1 << 20 else [huge, small]
-        return [(_up(size, page), page) for page in pages]
-
-    def _gap(self, size: int, align: int) -> int | None:
-        opening = self.first
-        for start in [*sorted(self.blocks), self.end]:
-            address = _up(opening, align)
-            if address + size <= start:
-                return address
-            opening = start + self.blocks[start][0] if start in self.blocks else start
-        return None
-
-    def free(self, pointer: int) -> int:
-        if pointer == 0:
-            return INVALID_PARAM
-        if pointer * GRANULE not in self.blocks:
-            return RT_PARAM_INVALID
-        del self.blocks[pointer * GRANULE]
-        return SUCCESS
-
-    def holds(self, address: int, nbytes: int) -> bool:
-        return any(s <= address and address + nbytes <= s + asked for s, (_, asked) in self.blocks.items())
+NOT_SUPPORTED, NO_STREAM, NO_EVENT, NO_NOTIFY, UNALIGNED = 207000, 207005, 207007, 207009, 107008
+IS_SERVED, NOT_SERVED_HERE, NOBODY_SERVES = 107011, 107012, 107015
+EVENT_TIMEOUT, REPORT_TIMEOUT, DEADLOCK = 507047, 507012, 900003
+SYNC, TIME_LINE, PROGRESS, DEVICE_ONLY, EXTERNAL, IPC = 0x01, 0x08, 0x02, 0x10, 0x20, 0x40
+CONDITIONS = ("GE", "EQ", "AND", "NOR")
+MS = 10**6
 
 
-def _up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
+class Card(Machine):
+    """One simulated card; calls that answer with more than a code return that."""
 
-
-@dataclasses.dataclass(eq=False)
-class Command:
-    """One command: what it needs, what it does to memory, when it happened."""
-
-    sequence: int
-    kind: str
-    stream: int
-    issue: int
-    duration: int
-    need: dict[str, int]
-    depends: "Command | None" = None
-    writes: tuple[tuple[int, int], ...] = ()  # (first byte, length)
-    compute: Callable[[bytearray], Sequence[bytes]] | None = None  # from memory as it is at the start
-    ready: int = -1
-    start: int = -1
-    end: int = -1
-
-
-class Card:
-    """One simulated card. ``fields`` is the chip sheet (name -> value); calls return their status code."""
-
-    def __init__(
-        self,
-        fields: Mapping[str, float],
-        *,
-        max_streams: int,
-        max_events: int,
-        max_blocks: int,
-        hbm_backing: int,
-        host_backing: int,
-    ) -> None:
-        self.fields = {name: Fraction(float(value)) for name, value in fields.items()}
-        self.capacity = {"cube": int(fields["cube_cores"]), "vector": int(fields["vector_cores"])}
-        self.capacity |= {"h2d": 1, "d2h": 1, "d2d": 1}
-        self.max_streams = min(max_streams, int(fields["max_streams"]))
-        self.max_events = min(max_events, int(fields["max_events"]))
-        self.streams, self.events = {0}, {}  # live handles; event -> latest record or None
-        self.queues: dict[int, list[Command]] = {}
-        self.commands: list[Command] = []
-        self.running: list[Command] = []
-        self.waiting: list[Command] = []
-        self.host, self.device, self.calls, self.sticky, self.last = 0, 0, 0, 0, 0
-        pad = int(fields["malloc_pad_bytes"])
-        self.hbm = Pages(HBM_FIRST, int(fields["hbm_bytes"]), max_blocks, pad=pad)
-        self.pinned = Pages(HOST_FIRST, HOST_FIRST + host_backing, max_blocks, paged=False)
-        self.hbm_backing, self.host_backing = hbm_backing, host_backing
-        self.memory, self.shadow = (
-            bytearray(hbm_backing + host_backing),
-            bytearray(hbm_backing + host_backing),
-        )
-
-    # time -----------------------------------------------------------------------------------------------------
-
-    def _spend(self, field: str) -> None:
-        self.host += math.ceil(self.fields[field])
-
-    def _heads(self) -> list[Command]:
-        return [queue[0] for queue in self.queues.values() if queue]
-
-    def _is_ready(self, command: Command) -> bool:
-        depends = command.depends
-        return command.start < 0 and command.issue <= self.device and (depends is None or depends.end >= 0)
-
-    def _end_due(self) -> None:
-        due = sorted((c for c in self.running if c.start + c.duration == self.device), key=lambda c: c.sequence)
-        for command in due:
-            command.end = self.device
-            self.running.remove(command)
-            self.queues[command.stream].remove(command)
-            for first, length in command.writes:
-                self.memory[first : first + length] = self.shadow[first : first + length]
-
-    def _settle_marks(self) -> None:
-        """Records and waits take no time, so all that can happen now happens before anything starts."""
-        while marks := [c for c in self._heads() if c.kind.startswith("event") and self._is_ready(c)]:
-            for command in marks:
-                command.ready = command.start = command.end = self.device
-                self.queues[command.stream].remove(command)
-
-    def _start_ready(self) -> None:
-        for command in self._heads():
-            if command.ready < 0 and self._is_ready(command):
-                command.ready = self.device
-                self.waiting.append(command)
-        order = {HOST_STREAM: math.inf}
-        self.waiting.sort(key=lambda c: (c.ready, order.get(c.stream, c.stream)))
-        free = dict(self.capacity)
-        for command in self.running:
-            for resource, units in command.need.items():
-                free[resource] -= units
-        demand, started = dict.fromkeys(free, 0), []
-        for command in self.waiting:
-            for resource, units in command.need.items():
-                demand[resource] += units
-            if all(units == 0 or demand[resource] <= free[resource] for resource, units in command.need.items()):
-                started.append(command)
-        for command in sorted(started, key=lambda c: c.sequence):
-            command.start = self.device
-            self.waiting.remove(command)
-            self.running.append(command)
-            results = command.compute(self.memory) if command.compute else ()
-            for (first, length), result in zip(command.writes, results, strict=True):
-                self.shadow[first : first + length] = result
-
-    def _next_instant(self) -> int | None:
-        ends = [c.start + c.duration for c in self.running]
-        issues = [c.issue for c in self._heads() if c.start < 0 and c.issue > self.device]
-        return min(ends + issues, default=None)
-
-    def _look(self) -> None:
-        """Bring the device up to the host: every earlier instant, and the ends of this one."""
-        while self.device < self.host:
-            self._settle_marks()
-            self._start_ready()
-            following = self._next_instant()
-            self.device = self.host if following is None else min(following, self.host)
-            self._end_due()
-
-    def _block(self, is_reached: Callable[[], bool]) -> None:
-        while not is_reached():
-            self._settle_marks()
-            if is_reached():
-                break
-            self._start_ready()
-            following = self._next_instant()
-            assert following is not None, "nothing can ever start"
-            self.device = following
-            self._end_due()
-        self.host = max(self.host, self.device)
-
-    # calls ----------------------------------------------------------------------------------------------------
-
-    def _answer(self, code: int) -> int:
-        self.calls += 1
-        self.last = code
-        self.sticky = self.sticky or code
-        return code
-
-    def _enqueue(self, kind: str, stream: int, duration: int = 0, need: dict | None = None, **rest) -> Command:
-        command = Command(len(self.commands), kind, stream, self.host, duration, need or {}, **rest)
-        self.commands.append(command)
-        self.queues.setdefault(stream, []).append(command)
-        return command
-
-    def _index(self, pointer: int, offset: int) -> int:
-        address = pointer * GRANULE + offset
-        return address - HBM_FIRST if pointer > 0 else address - HOST_FIRST + self.hbm_backing
-
-    def check(self, pointer: int, offset: int, nbytes: int) -> int:
-        """Return the status of a byte range."""
-        if pointer == 0:
-            return INVALID_PARAM
-        pages = self.hbm if pointer > 0 else self.pinned
-        if offset < 0 or nbytes < 0 or not pages.holds(pointer * GRANULE + offset, nbytes):
-            return RT_PARAM_INVALID
-        backing = self.hbm_backing if pointer > 0 else self.host_backing
-        inside = pointer * GRANULE + offset - pages.first + nbytes <= backing
-        return SUCCESS if inside or not self.hbm_backing else NO_BYTES
-
-    def _transfer(self, nbytes: int, to_host: bool, from_host: bool) -> tuple[int, dict[str, int]]:
-        engine = {(0, 0): "d2d", (0, 1): "h2d", (1, 0): "d2h", (1, 1): ""}[int(to_host), int(from_host)]
-        rate = self.fields[f"{engine or 'h2d'}_bytes_per_s"]
-        duration = math.ceil(self.fields["copy_latency_ns"] + nbytes * 10**9 / rate)
-        return max(1, duration), {engine: 1} if engine else {}
+    # memory and operators ---------------------------------------------------------------------------------------
 
     def work(self, duration: int) -> None:
         self.host += max(0, duration)
 
     def malloc(self, nbytes: int, policy: int = 0) -> int:
         code, pointer = self.hbm.malloc(nbytes, policy)
-        self._spend("host_malloc_ns")
-        self._answer(code)
+        self.spend("host_malloc_ns")
+        self.answer(code)
         return pointer
 
     def malloc_host(self, nbytes: int) -> int:
         code, pointer = self.pinned.malloc(nbytes)
-        self._spend("host_malloc_ns")
-        self._answer(code)
+        self.spend("host_malloc_ns")
+        self.answer(code)
         return pointer
 
     def prepare(self) -> None:
-        self._spend("host_op_prepare_ns")
-        self._answer(SUCCESS)
-
-    def create_stream(self) -> int:
-        self._spend("host_stream_create_ns")
-        unused = set(range(self.max_streams)) - self.streams
-        self._answer(SUCCESS if unused else NO_STREAM)
-        handle = min(unused, default=-1)
-        self.streams |= {handle} if unused else set()
-        return handle
-
-    def destroy_stream(self, stream: int) -> None:
-        if stream not in self.streams or stream == 0:
-            self._answer(RT_STREAM)
-            return
-        self._block(lambda: not self.queues.get(stream))
-        self.streams.remove(stream)
-        self._answer(SUCCESS)
-
-    def create_event(self) -> int:
-        self._spend("host_event_ns")
-        unused = set(range(self.max_events)) - set(self.events)
-        self._answer(SUCCESS if unused else NO_EVENT)
-        handle = min(unused, default=-1)
-        if unused:
-            self.events[handle] = None
-        return handle
-
-    def destroy_event(self, event: int) -> None:
-        self._answer(SUCCESS if event in self.events else RT_PARAM_INVALID)
-        self.events.pop(event, None)
-
-    def record_event(self, event: int, stream: int) -> None:
-        self._spend("host_event_ns")
-        code = RT_STREAM if stream not in self.streams else SUCCESS if event in self.events else RT_PARAM_INVALID
-        if self._answer(code) == SUCCESS:
-            self.events[event] = self._enqueue("event record", stream)
-
-    def wait_event(self, stream: int, event: int) -> None:
-        self._spend("host_event_ns")
-        code = RT_STREAM if stream not in self.streams else SUCCESS if event in self.events else RT_PARAM_INVALID
-        if self._answer(code) == SUCCESS:
-            self._enqueue("event wait", stream, depends=self.events[event])
-
-    def synchronize_stream(self, stream: int) -> None:
-        self._spend("host_sync_ns")
-        if self._answer(SUCCESS if stream in self.streams else RT_STREAM) == SUCCESS:
-            self._block(lambda: not self.queues.get(stream))
-
-    def synchronize_event(self, event: int) -> None:
-        self._spend("host_sync_ns")
-        if self._answer(SUCCESS if event in self.events else RT_PARAM_INVALID) == SUCCESS:
-            record = self.events[event]
-            self._block(lambda: record is None or record.end >= 0)
-
-    def synchronize_device(self) -> None:
-        self._spend("host_sync_ns")
-        self._answer(SUCCESS)
-        self._block(lambda: not self._heads())
+        self.spend("host_op_prepare_ns")
+        self.answer(SUCCESS)
 
     def launch(
         self,
-        stream: int,
-        duration: int,
-        cube: int,
-        vector: int,
+        handle: int,
+        block_ns: int,
+        cores: tuple[int, int],
         reads: Sequence[tuple[int, int, int]],
         writes: Sequence[tuple[int, int, int]],
         value: Callable[..., Sequence[bytes]],
+        *,
+        blocks: int = 1,
+        at_once: int = 0,
+        head_ns: int = 0,
+        hbm_bytes: int = 0,
+        l2_bytes: int = 0,
     ) -> None:
-        """Queue a kernel; ``reads`` and ``writes`` are (pointer, offset, bytes)."""
-        self._spend("host_launch_ns")
-        code = SUCCESS if stream in self.streams else RT_STREAM
+        """Queue a kernel; ``cores`` are cube and vector cores of a block, places are (pointer, offset, bytes)."""
+        self.make_room(handle)
+        self.spend("host_launch_ns")
+        code, stream = self.find_stream(handle)
         for place in (*reads, *writes):
             code = code or self.check(*place) or (RT_PARAM_INVALID if place[0] < 0 else SUCCESS)
-        if self._answer(code) != SUCCESS:
-            return
-        inputs = [(self._index(p, o), n) for p, o, n in reads]
-        self._enqueue(
-            "kernel",
-            stream,
-            max(1, duration),
-            {"cube": cube, "vector": vector},
-            writes=tuple((self._index(p, o), n) for p, o, n in writes),
-            compute=lambda memory: value(*(bytes(memory[i : i + n]) for i, n in inputs)),
-        )
-
-    def copy(self, dst: tuple[int, int], src: tuple[int, int], nbytes: int, stream: int | None = None) -> None:
-        """Copy between (pointer, offset) places, without a stream blocking on the host's own."""
-        is_blocking = stream is None
-        self._spend("host_copy_sync_ns" if is_blocking else "host_copy_enqueue_ns")
-        to_host, from_host = dst[0] < 0, src[0] < 0
-        code = SUCCESS if is_blocking or stream in self.streams else RT_STREAM
-        code = code or (FEATURE_NOT_SUPPORT if to_host and from_host and not is_blocking else SUCCESS)
-        code = code or self.check(*dst, nbytes) or self.check(*src, nbytes)
-        if self._answer(code) == SUCCESS and nbytes and dst != src:
-            duration, need = self._transfer(nbytes, to_host, from_host)
-            first, last = self._index(*src), self._index(*src) + nbytes
-            self._enqueue(
-                "copy",
-                HOST_STREAM if is_blocking else stream,
-                duration,
-                need,
-                writes=((self._index(*dst), nbytes),),
-                compute=lambda memory: [bytes(memory[first:last])],
+        code = code or self._check_blocks(cores, blocks, at_once)
+        if not code:
+            seconds = Fraction(block_ns * blocks, 10**9)
+            pools = {"hbm": hbm_bytes, "l2": l2_bytes}
+            inputs = [(self.index(p, o), n) for p, o, n in reads]
+            code, _ = self.enqueue(
+                "kernel",
+                stream.slot,
+                block=max(1, block_ns),
+                head=head_ns,
+                blocks=blocks,
+                mode=at_once,
+                cube=cores[0],
+                vector=cores[1],
+                writes=tuple((self.index(p, o), n) for p, o, n in writes),
+                compute=lambda memory: value(*(bytes(memory[i : i + n]) for i, n in inputs)),
+                **{pool: self._share(pool, nbytes, seconds) for pool, nbytes in pools.items()},
             )
-        if is_blocking:
-            self._block(lambda: not self.queues.get(HOST_STREAM))
+        self.answer(code)
 
-    def fill(self, dst: tuple[int, int], value: int, nbytes: int, stream: int | None = None) -> None:
+    def _share(self, pool: str, nbytes: int, seconds: Fraction) -> int:
+        """What one block draws of a pool, in 1/65536, rounded down."""
+        whole = seconds * self.fields[f"{pool}_bytes_per_s"]
+        return min(POOL - 1, floor(POOL * nbytes / whole)) if nbytes else 0
+
+    def _check_blocks(self, cores: tuple[int, int], blocks: int, at_once: int) -> int:
+        """A block must fit the chip, and blocks that start together must all fit."""
+        together = blocks if at_once else 1
+        fits = all(
+            n * together <= self.fields[f"{core}_cores"] for n, core in zip(cores, ("cube", "vector"), strict=True)
+        )
+        is_block = 1 <= blocks < 65536 and 0 <= cores[0] <= 1 and 0 <= cores[1] <= 2
+        return SUCCESS if fits and is_block else RT_PARAM_INVALID
+
+    # copies -----------------------------------------------------------------------------------------------------
+
+    def _find_queue(self, handle: int | None) -> tuple[int, int]:
+        """Return (code, slot): a blocking call runs on the host's own stream."""
+        if handle is None:
+            return self.has_context(), self.host_stream
+        code, stream = self.find_stream(handle)
+        return code, stream.slot if stream else NOBODY
+
+    def _begin(self, handle: int | None) -> tuple[int, int]:
+        self.make_room(0 if handle is None else handle)
+        self.spend("host_copy_sync_ns" if handle is None else "host_copy_enqueue_ns")
+        return self._find_queue(handle)
+
+    def _finish(self, handle: int | None) -> None:
+        if handle is None:
+            slots = [self.host_stream]
+            self.overrule(self.settle(self.is_empty(slots), streams=slots))
+
+    def copy(self, dst: tuple[int, int], src: tuple[int, int], nbytes: int, handle: int | None = None) -> None:
+        """Copy between (pointer, offset) places, without a stream blocking on the host's own."""
+        code, slot = self._begin(handle)
+        to_host, from_host = dst[0] < 0, src[0] < 0
+        code = code or (NOT_SUPPORTED if to_host and from_host and handle is not None else SUCCESS)
+        code = code or self.check(*dst, nbytes) or self.check(*src, nbytes)
+        if not code and nbytes and dst != src:
+            first, last = self.index(*src), self.index(*src) + nbytes
+            code, _ = self.enqueue(
+                "copy",
+                slot,
+                writes=((self.index(*dst), nbytes),),
+                compute=lambda memory: [bytes(memory[first:last])],
+                **self.transfer(nbytes, to_host, from_host),
+            )
+        self.answer(code)
+        self._finish(handle)
+
+    def fill(self, dst: tuple[int, int], value: int, nbytes: int, handle: int | None = None) -> None:
         """Set bytes, without a stream blocking on the host's own."""
-        is_blocking = stream is None
-        self._spend("host_copy_sync_ns" if is_blocking else "host_copy_enqueue_ns")
-        code = SUCCESS if is_blocking or stream in self.streams else RT_STREAM
+        code, slot = self._begin(handle)
         code = code or self.check(*dst, nbytes)
-        if self._answer(code) == SUCCESS and nbytes:
-            duration, need = self._transfer(nbytes, dst[0] < 0, dst[0] < 0)
-            writes = ((self._index(*dst), nbytes),)
+        if not code and nbytes:
             data = bytes([value % 256]) * nbytes
-            queue = HOST_STREAM if is_blocking else stream
-            self._enqueue("memset", queue, duration, need, writes=writes, compute=lambda memory: [data])
-        if is_blocking:
-            self._block(lambda: not self.queues.get(HOST_STREAM))
+            code, _ = self.enqueue(
+                "memset",
+                slot,
+                writes=((self.index(*dst), nbytes),),
+                compute=lambda memory: [data],
+                **self.transfer(nbytes, dst[0] < 0, dst[0] < 0),
+            )
+        self.answer(code)
+        self._finish(handle)
 
-    def _pageable(self, place: tuple[int, int], nbytes: int, engine: str) -> int:
-        self._spend("host_copy_sync_ns")
-        code = self._answer(RT_PARAM_INVALID if place[0] < 0 else self.check(*place, nbytes))
-        if code == SUCCESS and nbytes:
-            duration, need = self._transfer(nbytes, engine == "d2h", engine == "h2d")
-            self._enqueue("copy", HOST_STREAM, duration, need)
-        self._block(lambda: not self.queues.get(HOST_STREAM))
-        return code
+    def _pageable(self, place: tuple[int, int], nbytes: int, engine: str) -> bool:
+        """Copy between a place and the program's own arrays; return whether the bytes arrive."""
+        code, slot = self._begin(None)
+        code = code or (RT_PARAM_INVALID if place[0] < 0 else self.check(*place, nbytes))
+        if not code and nbytes:
+            code, _ = self.enqueue("copy", slot, **self.transfer(nbytes, engine == "d2h", engine == "h2d"))
+        self.answer(code)
+        self._finish(None)
+        return not self.last
 
     def upload(self, place: tuple[int, int], data: bytes) -> None:
-        if self._pageable(place, len(data), "h2d") == SUCCESS:
+        if self._pageable(place, len(data), "h2d"):
             self._put(place, data)
 
     def download(self, place: tuple[int, int], nbytes: int) -> bytes:
-        return self._get(place, nbytes) if self._pageable(place, nbytes, "d2h") == SUCCESS else bytes(nbytes)
+        return self._get(place, nbytes) if self._pageable(place, nbytes, "d2h") else bytes(nbytes)
 
     def host_write(self, place: tuple[int, int], data: bytes) -> None:
-        self._look()
-        if self._answer(RT_PARAM_INVALID if place[0] > 0 else self.check(*place, len(data))) == SUCCESS:
+        self.look()
+        if self.answer(RT_PARAM_INVALID if place[0] > 0 else self.check(*place, len(data))) == SUCCESS:
             self._put(place, data)
 
     def host_read(self, place: tuple[int, int], nbytes: int) -> bytes:
-        self._look()
-        code = self._answer(RT_PARAM_INVALID if place[0] > 0 else self.check(*place, nbytes))
+        self.look()
+        code = self.answer(RT_PARAM_INVALID if place[0] > 0 else self.check(*place, nbytes))
         return self._get(place, nbytes) if code == SUCCESS else bytes(nbytes)
 
     def _put(self, place: tuple[int, int], data: bytes) -> None:
-        self.memory[self._index(*place) : self._index(*place) + len(data)] = data
+        self.memory[self.index(*place) : self.index(*place) + len(data)] = data
 
     def _get(self, place: tuple[int, int], nbytes: int) -> bytes:
-        return bytes(self.memory[self._index(*place) : self._index(*place) + nbytes])
+        return bytes(self.memory[self.index(*place) : self.index(*place) + nbytes])
+
+    # streams ----------------------------------------------------------------------------------------------------
+
+    def _streams_free(self) -> list[int]:
+        """Slots where a stream can be made: slot 0 is kept for the primary context."""
+        free = [slot for slot in self.streams.free() if slot]
+        taken = self.streams.count - len(free)
+        return free if taken < self.fields["max_streams"] else []
+
+    def create_stream(self, priority: int = 0, flags: int = 0) -> int:
+        self.spend("host_stream_create_ns")
+        free = self._streams_free()
+        code = self.has_context() or (SUCCESS if 0 <= priority <= 7 and 0 <= flags <= 0x3F else RT_PARAM_INVALID)
+        code = code or (SUCCESS if free else NO_STREAM)
+        if self.answer(code):
+            return NOBODY
+        self._open_stream(free[0], self.context, priority, flags)
+        return self.streams.handle(free[0])
+
+    def _open_stream(self, slot: int, context: int, priority: int = 0, flags: int = 0) -> None:
+        stops = self.scheduler.stop_on_failure
+        default = self.contexts.live.get(context)
+        self.streams.live[slot] = Stream(slot, context, priority, flags)
+        if default is not None and default in stops:
+            stops.add(slot)
+
+    def _close_stream(self, slot: int) -> None:
+        self.scheduler.drop_stream(slot)
+        self.scheduler.stream_error[slot] = 0
+        self.scheduler.stop_on_failure.discard(slot)
+        self.streams.give_back(slot)
+
+    def _plan_destroy(self, handle: int) -> Stream | None:
+        code, stream = self.find_stream(handle)
+        is_default = stream is not None and stream.slot in self.contexts.live.values()
+        return stream if self.answer(code or (BAD_STREAM if is_default else SUCCESS)) == SUCCESS else None
+
+    def _drain(self, slots: Sequence[int]) -> bool:
+        """Block until streams are empty; what has failed there is not reported, only that it can never be."""
+        ending = self.wait(self.is_empty(slots))
+        self.overrule(DEADLOCK if ending == "stuck" else SUCCESS)
+        return ending != "stuck"
+
+    def destroy_stream(self, handle: int) -> None:
+        stream = self._plan_destroy(handle)
+        if stream and self._drain([stream.slot]):
+            self._close_stream(stream.slot)
+
+    def destroy_stream_force(self, handle: int) -> None:
+        self.look()
+        stream = self._plan_destroy(handle)
+        if stream:
+            self._close_stream(stream.slot)
+
+    def stream_query(self, handle: int) -> int:
+        self.spend("host_sync_ns")
+        self.look()
+        code, stream = self.find_stream(handle)
+        errors = self.scheduler.stream_error
+        code = code or self.scheduler.device_error or errors[stream.slot]
+        return NOBODY if self.answer(code) else int(bool(self.scheduler.queues[stream.slot]))
+
+    def stream_abort(self, handle: int) -> None:
+        self.look()
+        code, stream = self.find_stream(handle)
+        if self.answer(code) == SUCCESS:
+            self.scheduler.drop_stream(stream.slot)
+
+    def set_stream_failure_mode(self, handle: int, mode: int) -> None:
+        code, stream = self.find_stream(handle)
+        stops = self.scheduler.stop_on_failure
+        if not code and mode not in (0, 1):
+            code = RT_PARAM_INVALID
+        elif not code and mode == 0 and stream.slot in stops:
+            code = NOT_SUPPORTED
+        if self.answer(code) == SUCCESS and mode == 1:
+            stops |= {slot for slot, other in self.streams.live.items() if other.context == stream.context}
+
+    # synchronisation --------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _timeout(timeout_ms: int) -> tuple[int, int | None]:
+        return (
+            RT_PARAM_INVALID if timeout_ms == 0 or timeout_ms < -1 else SUCCESS,
+            timeout_ms * MS if timeout_ms > 0 else None,
+        )
+
+    def synchronize_stream(self, handle: int, timeout_ms: int = -1) -> None:
+        self.spend("host_sync_ns")
+        wrong, timeout = self._timeout(timeout_ms)
+        code, stream = self.find_stream(handle)
+        if self.answer(code or wrong) == SUCCESS:
+            slots = [stream.slot]
+            self.overrule(self.settle(self.is_empty(slots), streams=slots, timeout_ns=timeout))
+
+    def synchronize_device(self, timeout_ms: int = -1) -> None:
+        self.spend("host_sync_ns")
+        wrong, timeout = self._timeout(timeout_ms)
+        if self.answer(self.has_context() or wrong) == SUCCESS:
+            slots = range(self.host_stream + 1)
+            self.overrule(self.settle(self.is_empty(slots), streams=slots, timeout_ns=timeout))
+
+    def synchronize_event(self, handle: int, timeout_ms: int = -1) -> None:
+        self.spend("host_sync_ns")
+        wrong, timeout = self._timeout(timeout_ms)
+        code, event = self.find_event(self.events, handle)
+        if self.answer(code or wrong):
+            return
+        record = event.record
+        is_set = (lambda: self._flag(event) >= 1) if event.kind == "flag" else lambda: not (record and record.is_open)
+        job = None if event.kind == "flag" else record
+        self.overrule(self.settle(is_set, job=job, timeout_ns=timeout, expired=EVENT_TIMEOUT))
+
+    # events and notifies ----------------------------------------------------------------------------------------
+
+    def _flag(self, event: Event) -> int:
+        return self.scheduler.cells[self._cell_of(event)]
+
+    def _cell_of(self, event: Event) -> int:
+        return self.cell("notify" if event.kind == "notify" else "event", event.slot)
+
+    def _take(self, slots: Slots, kind: str, flags: int, is_known: bool, limit: str, full: int) -> int:
+        self.spend("host_event_ns")
+        name = "notify" if kind == "notify" else "event"
+        free = [slot for slot in slots.free() if kind in ("plain", "ex") or not self.is_busy(self.cell(name, slot))]
+        room = len(slots.live) < self.fields[limit]
+        code = self.has_context() or (SUCCESS if is_known else RT_PARAM_INVALID)
+        if self.answer(code or (SUCCESS if free and room else full)):
+            return NOBODY
+        slots.live[free[0]] = Event(free[0], self.context, kind, flags)
+        if kind in ("flag", "notify"):
+            self.scheduler.cells[self.cell(name, free[0])] = 0
+        return slots.handle(free[0])
+
+    def create_event(self, kind: str = "plain", flags: int = SYNC | TIME_LINE) -> int:
+        """Kinds: "plain", "flag", "ex"."""
+        alone = {"plain": (), "flag": (DEVICE_ONLY, EXTERNAL), "ex": (IPC,)}[kind]
+        is_known = flags in alone or (flags > 0 and not flags & ~(SYNC | TIME_LINE | PROGRESS))
+        return self._take(self.events, kind, flags, is_known, "max_events", NO_EVENT)
+
+    def create_notify(self, flags: int = 0) -> int:
+        return self._take(self.notifies, "notify", flags, flags in (0, 1), "max_notifies", NO_NOTIFY)
+
+    def destroy_event(self, handle: int) -> None:
+        self._give_back(self.events, handle)
+
+    def destroy_notify(self, handle: int) -> None:
+        self._give_back(self.notifies, handle)
+
+    def _give_back(self, slots: Slots, handle: int) -> None:
+        code, event = self.find_event(slots, handle)
+        if self.answer(code) == SUCCESS:
+            slots.give_back(event.slot)
+
+    def _find_both(self, slots: Slots, handle: int, stream_handle: int) -> tuple[int, Event | None, Stream | None]:
+        code, stream = self.find_stream(stream_handle)
+        wrong, event = self.find_event(slots, handle)
+        if not (code or wrong) and event.kind != "notify" and event.flags & DEVICE_ONLY:
+            wrong = RT_PARAM_INVALID
+        return code or wrong, event, stream
+
+    def record_event(self, handle: int, stream_handle: int) -> None:
+        self.make_room(stream_handle)
+        self.spend("host_event_ns")
+        code, event, stream = self._find_both(self.events, handle, stream_handle)
+        if not code:
+            cell = {"cell": self._cell_of(event), "effect": "SET", "value2": 1} if event.kind == "flag" else {}
+            code, job = self.enqueue("event record", stream.slot, handle=handle, **cell)
+            event.record = job or event.record
+        self.answer(code)
+
+    def reset_event(self, handle: int, stream_handle: int) -> None:
+        self.make_room(stream_handle)
+        self.spend("host_event_ns")
+        code, event, stream = self._find_both(self.events, handle, stream_handle)
+        if not code and not (event.kind == "flag" and event.flags & (SYNC | EXTERNAL | IPC)):
+            code = NOT_SUPPORTED
+        if not code:
+            code, _ = self.enqueue("event reset", stream.slot, handle=handle, cell=self._cell_of(event), effect="SET")
+        self.answer(code)
+
+    def wait_event(self, stream_handle: int, handle: int, timeout_s: int = 0) -> None:
+        self.make_room(stream_handle)
+        code, event, stream = self._find_both(self.events, handle, stream_handle)
+        if not code and timeout_s < 0:
+            code = RT_PARAM_INVALID
+        if not code and not event.flags & (SYNC | EXTERNAL | IPC):
+            code = NOT_SUPPORTED
+        code = code or self.refusal(stream.slot)
+        record = None if code or event.kind == "flag" else event.record
+        is_kept = record is not None and record.sequence >= len(self.jobs) - self.rows
+        if is_kept and record.stream == stream.slot:  # in its own stream that is behind it anyway
+            self.answer(SUCCESS)
+            return
+        self.spend("host_event_ns")
+        if not code:
+            what = {"depends": record}
+            if event.kind == "flag":
+                what = {"cell": self._cell_of(event), "condition": "GE", "value": 1}
+            code, _ = self.enqueue("event wait", stream.slot, handle=handle, timeout=timeout_s * 10**9, **what)
+        self.answer(code)
+
+    def query_event(self, handle: int) -> int:
+        """0: complete or never recorded."""
+        code, event = self._asked(handle, bars_ex=True)
+        return NOBODY if self.answer(code) else int(self._is_unfinished(event))
+
+    def query_event_status(self, handle: int) -> int:
+        """1: complete; never recorded only if an Ex event."""
+        code, event = self._asked(handle, bars_ex=False)
+        if self.answer(code):
+            return NOBODY
+        is_unused = event.record is None and event.kind != "ex"
+        return int(not (is_unused or self._is_unfinished(event)))
+
+    def query_event_wait_status(self, handle: int) -> int:
+        """0: nobody waits for it any more."""
+        code, _ = self._asked(handle, bars_ex=True)
+        waits = (job for job in self.jobs if job.kind == "event wait" and job.handle == handle)
+        return NOBODY if self.answer(code) else int(any(job.is_open for job in waits))
+
+    def _asked(self, handle: int, *, bars_ex: bool) -> tuple[int, Event | None]:
+        self.spend("host_sync_ns")
+        self.look()
+        code, event = self.find_event(self.events, handle)
+        code = code or self.scheduler.device_error
+        is_barred = not code and (event.flags == EXTERNAL or (bars_ex and event.kind == "ex"))
+        return code or (NOT_SUPPORTED if is_barred else SUCCESS), event
+
+    @staticmethod
+    def _is_unfinished(event: Event) -> bool:
+        return event.record is not None and event.record.is_open
+
+    def record_notify(self, handle: int, stream_handle: int) -> None:
+        self.make_room(stream_handle)
+        self.spend("host_event_ns")
+        code, notify, stream = self._find_both(self.notifies, handle, stream_handle)
+        if not code:
+            change = {"cell": self._cell_of(notify), "effect": "SET", "value2": 1}
+            code, _ = self.enqueue("notify record", stream.slot, handle=handle, **change)
+        self.answer(code)
+
+    def wait_notify(self, handle: int, stream_handle: int, timeout_s: int = 0) -> None:
+        self.make_room(stream_handle)
+        self.spend("host_event_ns")
+        code, notify, stream = self._find_both(self.notifies, handle, stream_handle)
+        code = code or (RT_PARAM_INVALID if timeout_s < 0 else SUCCESS)
+        if not code:
+            look = {"cell": self._cell_of(notify), "condition": "GE", "value": 1, "effect": "SET"}
+            code, _ = self.enqueue("notify wait", stream.slot, handle=handle, timeout=timeout_s * 10**9, **look)
+        self.answer(code)
+
+    def reset_notifies(self, handles: Sequence[int]) -> None:
+        self.look()
+        found = [self.find_event(self.notifies, handle) for handle in handles]
+        code = next((code for code, _ in found if code), SUCCESS if found else RT_PARAM_INVALID)
+        for _, notify in found if not code else ():
+            self.scheduler.cells[self._cell_of(notify)] = 0
+        self.spend("host_event_ns")
+        self.answer(code)
+
+    # values -----------------------------------------------------------------------------------------------------
+
+    def _value(self, kind: str, place: tuple[int, int], handle: int, wrong: int, **look: int | str) -> None:
+        self.make_room(handle)
+        self.look()
+        address = self.index(*place)
+        code, stream = self.find_stream(handle)
+        if not code and place[0] <= 0:
+            code = RT_PARAM_INVALID if place[0] else INVALID_PARAM
+        code = code or (UNALIGNED if place[1] % 8 else SUCCESS) or self.check(*place, 8)
+        if not code and address not in self.values and len(self.values) == self.max_values:
+            code = OBJECTS_FULL
+        code = code or wrong
+        cell = self.values.get(address, -1)
+        if not code:
+            code = self.refusal(stream.slot)
+        now = int.from_bytes(self.memory[address : address + 8], "little")
+        is_idle = cell < 0 or not self.is_busy(cell)
+        self.spend("host_event_ns")
+        if not code:
+            cell = self.cell("value", address)
+            code, _ = self.enqueue(kind, stream.slot, cell=cell, **look)
+            if not code:
+                self.values[address] = cell
+                if is_idle:
+                    self.scheduler.cells[cell] = now
+        self.answer(code)
+
+    def value_write(self, place: tuple[int, int], value: int, handle: int) -> None:
+        raw = (value % WORD).to_bytes(8, "little")
+        effect = {"effect": "SET", "value2": value % WORD, "writes": ((self.index(*place), 8),)}
+        self._value("value write", place, handle, SUCCESS, compute=lambda memory: [raw], **effect)
+
+    def value_wait(self, place: tuple[int, int], value: int, handle: int, flag: int) -> None:
+        condition = CONDITIONS[flag] if 0 <= flag <= 3 else ""
+        wrong = SUCCESS if condition else RT_PARAM_INVALID
+        self._value("value wait", place, handle, wrong, condition=condition, value=value % WORD)
+
+    # failures ---------------------------------------------------------------------------------------------------
+
+    def inject_fault(self, code: int, skip: int, reach: int) -> None:
+        is_known = code > 0 and reach in (1, 2) and skip >= 0
+        is_full = len(self.faults) == self.max_faults
+        wrong = SUCCESS if is_known else RT_PARAM_INVALID
+        if self.answer(wrong or (OBJECTS_FULL if is_full else SUCCESS)) == SUCCESS:
+            self.faults[len(self.jobs) + skip] = code, {1: "stream", 2: "device"}[reach]
+
+    # callbacks --------------------------------------------------------------------------------------------------
+
+    def subscribe_report(self, thread: int, handle: int) -> None:
+        code, stream = self.find_stream(handle)
+        code = code or (SUCCESS if thread in self.threads else RT_PARAM_INVALID)
+        code = code or (IS_SERVED if stream.reporter != NOBODY else SUCCESS)
+        if self.answer(code) == SUCCESS:
+            stream.reporter = thread
+
+    def unsubscribe_report(self, thread: int, handle: int) -> None:
+        code, stream = self.find_stream(handle)
+        if not code and stream.reporter != thread:
+            code = IS_SERVED if stream.reporter == NOBODY else NOT_SERVED_HERE
+        if self.answer(code) == SUCCESS:
+            stream.reporter = NOBODY
+
+    def launch_callback(self, handle: int, number: int, *, is_blocking: bool) -> None:
+        self.make_room(handle)
+        self.spend("host_event_ns")
+        code, stream = self.find_stream(handle)
+        code = code or (NOBODY_SERVES if stream.reporter == NOBODY else SUCCESS)
+        if not code:
+            cell = self.cell("thread", stream.reporter)
+            change = {"cell": cell, "effect": "ADD", "value2": 1}
+            whose = {"handle": number, "thread": stream.reporter, "has_run": False}
+            code, job = self.enqueue("callback", stream.slot, **change, **whose)
+        if is_blocking:
+            self.make_room(handle)
+        if is_blocking and not code:
+            run = self.cell("callback", job.sequence)
+            code, _ = self.enqueue("callback wait", stream.slot, cell=run, condition="GE", value=1)
+        self.answer(code)
+
+    def process_report(self, timeout_ms: int, callback_ns: int) -> int:
+        """Return the number of the callback that was run."""
+        self.spend("host_sync_ns")
+        wrong, timeout = self._timeout(timeout_ms)
+        serves = any(stream.reporter == self.thread for stream in self.streams.live.values())
+        code = INVALID_PARAM if wrong else SUCCESS if serves else NOT_SERVED_HERE
+        if self.answer(code) == SUCCESS:
+            cell = self.cell("thread", self.thread)
+            is_due = lambda: self.scheduler.cells[cell] >= 1  # noqa: E731
+            self.overrule(self.settle(is_due, timeout_ns=timeout, expired=REPORT_TIMEOUT))
+        due = [
+            job
+            for job in self.jobs
+            if job.thread == self.thread and not job.has_run and job.end >= 0 and not job.result
+        ]
+        if self.last or not due:
+            self.look()
+            return NOBODY
+        job = min(due, key=lambda job: (job.end, job.sequence))
+        self.host += max(0, callback_ns)
+        self.scheduler.cells[self.cell("thread", self.thread)] -= 1
+        job.has_run = True
+        self.look()
+        self.scheduler.cells[self.cell("callback", job.sequence)] = 1
+        return job.handle

@@ -267,10 +267,10 @@ def test_an_ex_event_is_complete_before_its_first_record(card):
 def test_a_loop_of_queries_comes_to_an_end(card):
     card, event = aj.create_event(card)
     card = aj.record_event(fill(card, 1, 1000), event, 1)  # happens at 1050; the host stands at 60
-    for queries in range(1, 100):
+    queries, status = 0, 0
+    while status == 0:
         card, status = aj.query_event_status(card, event)
-        if int(status) == 1:
-            break
+        queries += 1
     assert (queries, aj.host_time_ns(card)) == (50, 1060)
 
 
@@ -470,7 +470,7 @@ def test_an_external_event_joins_nothing(card):
 
 
 def flow(card, ns):
-    """All kinds, their queries and times; the task that others wait for takes ``ns``."""
+    """All kinds of events and a query; the task that others wait for takes ``ns``."""
     card, plain = aj.create_event(card)
     card, ex = aj.create_event_ex_with_flag(card, FULL)
     card, flag = aj.create_event_with_flag(card, SYNC)
@@ -478,27 +478,22 @@ def flow(card, ns):
     card = aj.record_event(card, plain, 1)
     card = fill(card, 1, ns)
     card = aj.record_event(aj.record_event(card, ex, 1), flag, 1)
-    card, early = aj.query_event_status(card, ex)
     card = aj.stream_wait_event(card, 0, ex)
     card = aj.reset_event(card, flag, 2)
     card = aj.stream_wait_event(aj.host_work(card, 2500), 2, flag, timeout_s=3)
-    card, later = aj.query_event_status(card, ex)
+    card, status = aj.query_event_status(card, ex)
     card = aj.record_event(card, flag, 0)
     card, left = aj.event_available_count(card)
-    card = aj.synchronize_device(card)
-    card, ms = aj.event_elapsed_time(card, plain, ex)
-    return aj.destroy_event(card, plain), (early, later, left, ms)
+    return aj.destroy_event(aj.synchronize_device(card), plain), (status, left)
 
 
 def test_jit_and_vmap_do_the_same(card):
     lanes = np.array([500, 1700, 4000], np.int32)
-    compiled = jax.jit(flow)
     batched = jax.jit(jax.vmap(flow, in_axes=(None, 0)))(card, lanes)
-    for lane, ns in enumerate(lanes):
-        eager = flow(card, int(ns))
-        assert float(eager[1][3]) == np.float32((int(ns) + 10) / 1e6)
-        assert [int(x) for x in eager[1][:3]] == [0, int(ns < 2500), 0]
-        for other in (compiled(card, ns), jax.tree.map(lambda x, lane=lane: x[lane], batched)):
-            for new, old in zip(jax.tree.leaves(other), jax.tree.leaves(eager), strict=True):
-                if old.size:
-                    np.testing.assert_array_equal(new, old)
+    for lane, ns in enumerate(lanes.tolist()):
+        eager = flow(card, ns)
+        assert (code(eager[0]), *(int(x) for x in eager[1])) == (0, int(ns < 2500), 0)
+        assert aj.event_elapsed_ms(eager[0], 1, 1) == 0 and aj.event_timestamp_us(eager[0], 1) == (80 + ns) // 1000
+        for new, old in zip(jax.tree.leaves(batched), jax.tree.leaves(eager), strict=True):
+            if old.size:
+                np.testing.assert_array_equal(new[lane], old)

@@ -63,6 +63,8 @@ def test_padding_a_batch():
         (0, {Field.STREAM: -1}, "row 0: STREAM = -1"),
         (2, {Field.DEPENDS: 2}, "row 2: DEPENDS = 2"),
         (2, {Field.DEPENDS: -2}, "row 2: DEPENDS = -2"),
+        (3, {Field.DEPENDS: 0}, "row 3: DEPENDS = 0: must be NONE, as only marks wait"),
+        (2, {Field.DEPENDS: layout.NONE}, "row 2: a stream other than 0 begins with a wait"),
         (0, {Field.KERNEL: 0}, "row 0: KERNEL = 0: must index the 0 kernels"),
         (3, {Field.BLOCKS: 0}, "row 3: BLOCKS = 0"),
         (5, {Field.DEPENDS: layout.NONE}, "row 2: the last command of stream 0 does not come after it"),

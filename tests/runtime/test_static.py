@@ -22,14 +22,15 @@ SHARES = 65536
 
 def random_rows(rng: random.Random, length: int, streams: int) -> list[dict]:
     """A program of kernels, records and waits in which every stream is waited for at the end."""
-    rows: list[dict] = []
+    rows: list[dict] = [{Field.KIND: Kind.EVENT_RECORD, Field.STREAM: 0}]
+    rows += [{Field.KIND: Kind.EVENT_WAIT, Field.STREAM: stream, Field.DEPENDS: 0} for stream in range(1, streams)]
     for _ in range(length):
         kind = rng.choice([Kind.KERNEL, Kind.KERNEL, Kind.EVENT_RECORD, Kind.EVENT_WAIT])
         row = {Field.KIND: kind, Field.STREAM: rng.randrange(streams)}
         if kind == Kind.KERNEL:
             row |= {Field.BLOCK_LO: rng.choice([1, 10, 10, 20, rng.randrange(1, 10**5)])}
             row |= {CUBE: 1, Field.BLOCKS: rng.randrange(1, 3), Field.HEAD_NS: rng.choice([0, 3])}
-        elif kind == Kind.EVENT_WAIT and rows:
+        elif kind == Kind.EVENT_WAIT:
             row |= {Field.DEPENDS: rng.randrange(len(rows))}
         rows.append(row)
     for stream in range(1, streams):
@@ -153,25 +154,30 @@ def test_the_gradient_is_the_critical_path(seed):
 
 
 def test_the_gradient_by_hand():
-    # stream 0: a, then a wait for stream 1's b and c; a = b + c is a tie
+    # stream 0: a, then a wait for b and c of stream 1; a = b + c is a tie
     rows = [
+        {Field.KIND: Kind.EVENT_RECORD, Field.STREAM: 0},
+        {Field.KIND: Kind.EVENT_WAIT, Field.STREAM: 1, Field.DEPENDS: 0},
         {Field.KIND: Kind.KERNEL, Field.STREAM: 0},
         {Field.KIND: Kind.KERNEL, Field.STREAM: 1},
         {Field.KIND: Kind.KERNEL, Field.STREAM: 1},
-        {Field.KIND: Kind.EVENT_WAIT, Field.STREAM: 0, Field.DEPENDS: 2},
+        {Field.KIND: Kind.EVENT_WAIT, Field.STREAM: 0, Field.DEPENDS: 4},
     ]
     pred = static.lower(program_from_rows(rows))
 
     def span(duration):
         return static.makespan(static.static_end_ns(pred, duration)).sum()
 
-    assert jax.grad(span)(jnp.array([9.0, 4.0, 4.0, 1.0])).tolist() == [1, 0, 0, 1]
-    assert jax.grad(span)(jnp.array([7.0, 4.0, 4.0, 1.0])).tolist() == [0, 1, 1, 1]
-    assert jax.grad(span)(jnp.array([8.0, 4.0, 4.0, 1.0])).tolist() == [0.5, 0.5, 0.5, 1]
-    ends = static.static_end_ns(pred, jnp.array([7, 4, 4, 1]))
-    assert static.critical_path(pred, ends).tolist() == [1, 2, 3]
-    exact = static.static_end(pred, Instant(jnp.array([9, 4, 4, 0]), jnp.array([0, 0, 0, 1])))
-    assert static.critical_path(pred, exact).tolist() == [0, 3]
+    def gradient(*durations: float) -> list:
+        return jax.grad(span)(jnp.array([1.0, 0.0, *durations])).tolist()
+
+    assert gradient(9, 4, 4, 1) == [1, 0, 1, 0, 0, 1]
+    assert gradient(7, 4, 4, 1) == [1, 1, 0, 1, 1, 1]
+    assert gradient(8, 4, 4, 1) == [1, 0.5, 0.5, 0.5, 0.5, 1]
+    ends = static.static_end_ns(pred, jnp.array([1, 0, 7, 4, 4, 1]))
+    assert static.critical_path(pred, ends).tolist() == [0, 1, 3, 4, 5]
+    exact = static.static_end(pred, Instant(jnp.array([0, 0, 9, 4, 4, 0]), jnp.array([0, 0, 0, 0, 0, 1])))
+    assert static.critical_path(pred, exact).tolist() == [0, 2, 5]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -1,0 +1,288 @@
+"""What lies behind the calls of the twin: handles, host threads, the status word, bytes, and when things happen."""
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from tests.runtime.pages import GRANULE, HBM_FIRST, HOST_FIRST, Pages
+from tests.runtime.scheduler import POOL, Command, Scheduler
+
+SUCCESS, INVALID_PARAM, RT_PARAM_INVALID, NO_CONTEXT, BAD_STREAM = 0, 100000, 107000, 107002, 107003
+WAIT_TIMEOUT, STREAM_ABORT, STREAM_TIMEOUT = 107019, 107023, 507046
+TABLE_FULL, NO_BYTES, DEADLOCK, OBJECTS_FULL = 900001, 900002, 900003, 900005
+PIECE = 64 << 20  # bytes
+ALL_STREAMS, NOBODY = -2, -1
+
+
+@dataclasses.dataclass(eq=False)
+class Job(Command):
+    """A command with what it does to memory."""
+
+    sequence: int = -1
+    writes: tuple[tuple[int, int], ...] = ()  # (first byte, length)
+    compute: Callable[[bytearray], Sequence[bytes]] | None = None  # from memory as it is at the start
+    handle: int = -1  # event or notify concerned, or the number of a callback
+    thread: int = -1  # that runs this callback
+    has_run: bool = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it may still happen."""
+        return self.end < 0 and not self.dropped
+
+
+@dataclasses.dataclass(eq=False)
+class Stream:
+    """A stream slot in use."""
+
+    slot: int
+    context: int
+    priority: int = 0
+    flags: int = 0
+    reporter: int = NOBODY
+
+
+@dataclasses.dataclass(eq=False)
+class Event:
+    """An event or a notify."""
+
+    slot: int
+    context: int
+    kind: str  # "plain", "flag", "ex" or "notify"
+    flags: int
+    record: Job | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class Thread:
+    """A host thread."""
+
+    host: int
+    context: int = NOBODY
+
+
+class Slots:
+    """Places for objects of one kind; a handle is the slot and how often it has been given back."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.generation, self.live = count, [0] * count, {}
+
+    def free(self) -> list[int]:
+        return [slot for slot in range(self.count) if slot not in self.live]
+
+    def handle(self, slot: int) -> int:
+        return slot | self.generation[slot] << 18
+
+    def find(self, handle: int) -> Any:
+        slot = handle % 2**18
+        return self.live.get(slot) if slot < self.count and handle == self.handle(slot) else None
+
+    def give_back(self, slot: int) -> None:
+        del self.live[slot]
+        self.generation[slot] = (self.generation[slot] + 1) % 2**12
+
+
+class Machine:
+    """One card and the host program's clocks; ``fields`` is the chip sheet (name -> value)."""
+
+    def __init__(self, fields: Mapping[str, float], sizes: Mapping[str, int], *, waits_for_room: bool) -> None:
+        self.fields = {name: Fraction(float(value)) for name, value in fields.items()}
+        self.rows, self.max_values, self.max_faults = sizes["max_commands"], sizes["max_values"], sizes["max_faults"]
+        self.waits_for_room = waits_for_room
+        self.streams, self.contexts = Slots(sizes["max_streams"]), Slots(sizes["max_contexts"])
+        self.events, self.notifies = Slots(sizes["max_events"]), Slots(sizes["max_notifies"])
+        self.host_stream = sizes["max_streams"]
+        self.threads, self.thread = {0: Thread(0, 0)}, 0
+        self.max_threads = sizes["max_threads"]
+        self.contexts.live[0] = 0  # -> slot of its default stream
+        self.streams.live[0] = Stream(0, 0)
+        self.values: dict[int, int] = {}  # address -> cell
+        self.faults: dict[int, tuple[int, str]] = {}  # sequence number -> (code, reach)
+        self.jobs: list[Job] = []
+        self.calls = self.sticky = self.last = 0
+        pad = int(fields["malloc_pad_bytes"])
+        self.hbm = Pages(HBM_FIRST, int(fields["hbm_bytes"]), sizes["max_blocks"], pad=pad)
+        host_end = HOST_FIRST + sizes["host_backing_bytes"]
+        self.pinned = Pages(HOST_FIRST, host_end, sizes["max_blocks"], paged=False)
+        self.backing = sizes["hbm_backing_bytes"], sizes["host_backing_bytes"]
+        self.memory, self.shadow = bytearray(sum(self.backing)), bytearray(sum(self.backing))
+        capacity = {"cube": int(fields["cube_cores"]), "vector": int(fields["vector_cores"])}
+        self.scheduler = Scheduler(capacity | dict.fromkeys(("h2d", "d2h", "d2d"), 1), self.host_stream + 1, 0)
+        self.scheduler.on_start, self.scheduler.on_end = self._on_start, self._on_end
+        self._cells: dict[tuple[str, int], int] = defaultdict(self._new_cell)
+
+    # bytes ------------------------------------------------------------------------------------------------------
+
+    def _on_start(self, job: Job) -> None:
+        if job.compute and job.is_task:
+            self._fill(self.shadow, job, job.compute(self.memory))
+
+    def _on_end(self, job: Job) -> None:
+        if job.result:
+            return
+        if job.compute and not job.is_task:
+            self._fill(self.shadow, job, job.compute(self.memory))
+        for first, length in job.writes:
+            self.memory[first : first + length] = self.shadow[first : first + length]
+
+    def _fill(self, target: bytearray, job: Job, results: Sequence[bytes]) -> None:
+        for (first, length), result in zip(job.writes, results, strict=True):
+            target[first : first + length] = result
+
+    def index(self, pointer: int, offset: int) -> int:
+        address = pointer * GRANULE + offset
+        return address - HBM_FIRST if pointer > 0 else address - HOST_FIRST + self.backing[0]
+
+    def check(self, pointer: int, offset: int, nbytes: int) -> int:
+        """Return the status of a byte range."""
+        if pointer == 0:
+            return INVALID_PARAM
+        pages = self.hbm if pointer > 0 else self.pinned
+        if offset < 0 or nbytes < 0 or not pages.holds(pointer * GRANULE + offset, nbytes):
+            return RT_PARAM_INVALID
+        inside = pointer * GRANULE + offset - pages.first + nbytes <= self.backing[pointer < 0]
+        return SUCCESS if inside or not self.backing[0] else NO_BYTES
+
+    # the host ---------------------------------------------------------------------------------------------------
+
+    @property
+    def host(self) -> int:
+        return self.threads[self.thread].host
+
+    @host.setter
+    def host(self, time: int) -> None:
+        self.threads[self.thread].host = time
+
+    @property
+    def context(self) -> int:
+        return self.threads[self.thread].context
+
+    def spend(self, field: str) -> None:
+        self.host += math.ceil(self.fields[field])
+
+    def answer(self, code: int) -> int:
+        self.calls += 1
+        self.last = code
+        self.sticky = self.sticky or code
+        return code
+
+    def overrule(self, code: int) -> None:
+        """A call that was accepted has failed after all."""
+        if code and not self.last:
+            self.last = code
+            self.sticky = self.sticky or code
+
+    # handles ----------------------------------------------------------------------------------------------------
+
+    def has_context(self) -> int:
+        return SUCCESS if self.context in self.contexts.live else NO_CONTEXT
+
+    def find_stream(self, handle: int) -> tuple[int, Stream | None]:
+        if self.has_context():
+            return NO_CONTEXT, None
+        default = self.streams.live[self.contexts.live[self.context]]
+        stream = default if handle == 0 else self.streams.find(handle)
+        is_mine = stream is not None and stream.context == self.context
+        return (SUCCESS, stream) if is_mine else (BAD_STREAM, None)
+
+    def find_event(self, slots: Slots, handle: int) -> tuple[int, Event | None]:
+        event = slots.find(handle)
+        return self.has_context() or (SUCCESS if event else RT_PARAM_INVALID), event
+
+    def _new_cell(self) -> int:
+        self.scheduler.cells.append(0)
+        return len(self.scheduler.cells) - 1
+
+    def cell(self, kind: str, number: int) -> int:
+        return self._cells[kind, number]
+
+    def is_busy(self, cell: int) -> bool:
+        """Whether a command that may still happen looks at the cell or will change it."""
+        return any(job.is_open and job.cell == cell for job in self.jobs)
+
+    # time -------------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Bring the device up to where the host stands."""
+        if self.scheduler.now <= self.host:
+            self.scheduler.advance_to(self.host)
+
+    def wait(self, is_reached: Callable[[], bool], timeout_ns: int | None = None) -> str:
+        """Block the host; return "reached", "limit", "stuck" or "lost"."""
+        device = self.scheduler
+        limit = None if timeout_ns is None else self.host + timeout_ns
+        ending = device.run_until(lambda: bool(device.device_error) or is_reached(), limit)
+        self.host = max(self.host, device.now)
+        return "lost" if device.device_error else ending
+
+    def is_empty(self, slots: Sequence[int]) -> Callable[[], bool]:
+        return lambda: not any(self.scheduler.queues[slot] for slot in slots)
+
+    def settle(
+        self,
+        is_reached: Callable[[], bool],
+        *,
+        streams: Sequence[int] = (),
+        job: Job | None = None,
+        timeout_ns: int | None = None,
+        expired: int = STREAM_TIMEOUT,
+    ) -> int:
+        """Block the host; return the code that follows from how that went."""
+        ending = self.wait(is_reached, timeout_ns)
+        errors = [self.scheduler.stream_error[slot] for slot in sorted(streams) if self.scheduler.stream_error[slot]]
+        code = self.scheduler.device_error or next(iter(errors), 0)
+        code = code or (STREAM_ABORT if job and job.dropped else 0)
+        return code or {"stuck": DEADLOCK, "limit": expired}.get(ending, SUCCESS)
+
+    # commands ---------------------------------------------------------------------------------------------------
+
+    def make_room(self, handle: int = 0) -> None:
+        """Wait for a row of the table and a place in the queue, as an eager program does."""
+        if not self.waits_for_room:
+            return
+        blocker = self._row_taken_by()
+        code, stream = self.find_stream(handle)
+        if blocker is None and code == SUCCESS:
+            queue = self.scheduler.queues[stream.slot]
+            blocker = queue[0] if len(queue) >= self.fields["queue_depth"] else None
+        if blocker is not None:
+            code = self.settle(lambda: not blocker.is_open, job=blocker)
+            self.sticky = self.sticky or code
+
+    def _row_taken_by(self) -> Job | None:
+        """The command whose row of the table the next one would take, if it is not over."""
+        old = self.jobs[-self.rows] if len(self.jobs) >= self.rows else None
+        return old if old is not None and (old.is_open or not (old.has_run or old.dropped)) else None
+
+    def refusal(self, slot: int) -> int:
+        """Return why a stream takes nothing more, or 0."""
+        stops = slot in self.scheduler.stop_on_failure
+        return self.scheduler.device_error or (self.scheduler.stream_error[slot] if stops else SUCCESS)
+
+    def enqueue(self, kind: str, slot: int, **fields: Any) -> tuple[int, Job | None]:
+        code = self.refusal(slot) or (TABLE_FULL if self._row_taken_by() else SUCCESS)
+        if code:
+            return code, None
+        priority = self.streams.live[slot].priority if slot != self.host_stream else 0
+        sequence = len(self.jobs)
+        fault, reach = self.faults.pop(sequence, (0, "stream"))
+        marks = {"timeout_code": WAIT_TIMEOUT, "timeout_reach": "stream"}
+        given = marks | {"priority": priority, "fault": fault, "reach": reach, "issue": self.host} | fields
+        job = Job(kind, slot, sequence=sequence, **given)
+        self.jobs.append(job)
+        self.scheduler.enqueue(job)
+        return SUCCESS, job
+
+    def transfer(self, nbytes: int, to_host: bool, from_host: bool) -> dict[str, Any]:
+        """Return what a copy takes: pieces of 64 MiB over the link, one task inside the device or the host."""
+        engine = {(0, 0): "d2d", (0, 1): "h2d", (1, 0): "d2h", (1, 1): ""}[int(to_host), int(from_host)]
+        rate = self.fields[f"{engine or 'h2d'}_bytes_per_s"]
+        pieces = max(1, -(-nbytes // PIECE)) if engine in ("h2d", "d2h") else 1
+        piece_ns = self.fields["copy_latency_ns"] + Fraction(nbytes, pieces) * 10**9 / rate
+        passes = {"d2d": 2, "": 0}.get(engine, 1)  # over the HBM
+        drawn = passes * Fraction(nbytes, pieces) / (piece_ns / 10**9)
+        hbm = min(POOL - 1, math.floor(POOL * drawn / self.fields["hbm_bytes_per_s"]))
+        return {"engine": engine, "blocks": pieces, "block": max(1, math.ceil(piece_ns)), "hbm": hbm}

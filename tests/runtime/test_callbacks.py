@@ -1,0 +1,223 @@
+"""Callbacks: handed to a thread by a stream, run by ``process_report``, in simulated time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ascend_jax as aj
+from ascend_jax.runtime.layout import NONE, Clock, Field, Kind, Phase, Time
+
+COSTS = {
+    "host_copy_enqueue_ns": 10, "host_malloc_ns": 10, "host_stream_create_ns": 10, "host_event_ns": 10,
+    "host_sync_ns": 20, "copy_latency_ns": 100, "d2d_bytes_per_s": 1e9,
+}  # fmt: skip
+SIZES = {
+    "max_streams": 4, "max_events": 3, "max_notifies": 2, "max_values": 2, "max_threads": 3, "max_commands": 8,
+    "max_blocks": 4, "hbm_backing_bytes": 0, "host_backing_bytes": 64,
+}  # fmt: skip
+WRONG = aj.Code.RT_PARAM_INVALID
+HBM = (2 << 20) // 64
+WORKER = 1
+
+
+@pytest.fixture(scope="module")
+def card():
+    """Streams 1 and 2, both served by thread 0, and a second thread; both stand at 30."""
+    card = aj.init(aj.chip("Ascend910B2").replace(**COSTS), **SIZES)
+    card, pointer = aj.malloc(card, 1 << 20)
+    assert int(pointer) == HBM
+    for stream in (1, 2):
+        card, _ = aj.create_stream(card)
+        card = aj.subscribe_report(card, 0, stream)
+        assert code(card) == 0
+    card, worker = aj.create_thread(card)
+    assert (int(worker), aj.host_time_ns(card)) == (WORKER, 30)
+    return card
+
+
+def fill(card, stream, ns):
+    """Queue a task of ``ns``: 100 ns and a byte per ns on the one engine for fills. The call takes 10 ns."""
+    return aj.memset_async(card, HBM, 0, ns - 100, stream)
+
+
+def code(card):
+    return int(aj.last_code(card))
+
+
+def starts(card, kind):
+    """Return when commands of a kind started, in the order of issue; None for those that have not."""
+    count = int(card.clock[Clock.ENQUEUED])
+    rows = np.arange(max(0, count - card.table.rows), count) % card.table.rows
+    fields, times = np.asarray(card.table.fields)[rows], np.asarray(card.table.times)[rows]
+    return [
+        int(time[Time.START_LO]) if time[Time.PHASE] >= Phase.RUNNING else None
+        for row, time in zip(fields, times, strict=True)
+        if row[Field.KIND] == kind
+    ]
+
+
+def test_subscription_codes(card):
+    assert code(aj.subscribe_report(card, 0, 1)) == aj.Code.RT_STREAM_SUBSCRIBE
+    assert code(aj.subscribe_report(card, WORKER, 1)) == aj.Code.RT_STREAM_SUBSCRIBE
+    assert code(aj.subscribe_report(card, 0, 3)) == aj.Code.RT_STREAM_CONTEXT
+    for thread in (-1, 2, 3):  # number 2 is a slot without a thread
+        assert code(aj.subscribe_report(card, thread, 0)) == WRONG
+    assert code(aj.unsubscribe_report(card, 0, 0)) == aj.Code.RT_STREAM_SUBSCRIBE
+    assert code(aj.unsubscribe_report(card, WORKER, 1)) == aj.Code.RT_THREAD_SUBSCRIBE
+    assert code(aj.unsubscribe_report(card, 0, 3)) == aj.Code.RT_STREAM_CONTEXT
+    card = aj.unsubscribe_report(card, 0, 1)
+    assert code(card) == 0
+    assert code(aj.launch_callback(card, 1, 7)) == aj.Code.RT_STREAM_NO_CB_REG
+    card = aj.subscribe_report(card, WORKER, 1)
+    assert code(card) == 0
+    assert code(aj.subscribe_report(card, 0, 0)) == 0  # the default stream
+
+
+def test_a_launch_without_subscriber_leaves_other_streams_alone(card):
+    card, stream = aj.create_stream(card)
+    refused = aj.launch_callback(card, stream, 7)
+    assert code(refused) == aj.Code.RT_STREAM_NO_CB_REG
+    assert int(refused.clock[Clock.ENQUEUED]) == 0
+    assert code(aj.launch_callback(refused, 99, 7)) == aj.Code.RT_STREAM_CONTEXT
+    card = aj.subscribe_report(refused, 0, stream)
+    assert code(aj.launch_callback(card, stream, 7)) == 0
+    assert code(aj.synchronize_stream(fill(card, 1, 500), 1)) == 0
+
+
+def test_report_codes(card):
+    for timeout in (0, -2, -100):
+        after, number = aj.process_report(card, timeout)
+        assert (code(after), int(number)) == (aj.Code.INVALID_PARAM, NONE)
+    after, number = aj.process_report(aj.use_thread(card, WORKER), 1)
+    assert (code(after), int(number)) == (aj.Code.RT_THREAD_SUBSCRIBE, NONE)
+    after, number = aj.process_report(card, 3)
+    assert (code(after), int(number)) == (aj.Code.RT_REPORT_TIMEOUT, NONE)
+    assert aj.host_time_ns(after) == 30 + 20 + 3_000_000
+    after, number = aj.process_report(card, -1)
+    assert (code(after), int(number)) == (aj.Code.DEADLOCK, NONE)
+    with pytest.raises(ValueError, match="callback_ns"):
+        aj.process_report(card, -1, callback_ns=-1)
+
+
+def test_a_blocking_callback_holds_its_stream(card):
+    card = fill(card, 1, 1000)  # 40 to 1040
+    card = aj.launch_callback(card, 1, 7)  # 50
+    card = fill(card, 1, 300)  # 60
+    assert code(aj.synchronize_stream(card, 1)) == aj.Code.DEADLOCK  # nobody runs the callback
+    card, number = aj.process_report(card, -1, callback_ns=250)
+    assert (int(number), code(card), aj.host_time_ns(card)) == (7, 0, 1290)
+    card = aj.synchronize_stream(card, 1)
+    assert code(card) == 0
+    assert starts(card, Kind.MEMSET) == [40, 1290]
+    assert aj.host_time_ns(card) == 1590
+
+
+def test_a_callback_that_does_not_block(card):
+    card = fill(card, 1, 1000)  # 40 to 1040
+    card = aj.launch_callback(card, 1, 7, is_blocking=False)
+    card = aj.synchronize_stream(fill(card, 1, 300), 1)
+    assert code(card) == 0
+    assert starts(card, Kind.MEMSET) == [40, 1040]
+    before = aj.host_time_ns(card)
+    card, number = aj.process_report(card, -1, callback_ns=50)
+    assert (int(number), code(card), aj.host_time_ns(card)) == (7, 0, before + 70)
+
+
+def test_a_timeout_that_is_long_enough(card):
+    card = aj.launch_callback(fill(card, 1, 900_000), 1, 7)  # handed over at 900,040
+    late, number = aj.process_report(fill(card, 1, 500), 1)
+    assert (int(number), code(late), aj.host_time_ns(late)) == (7, 0, 900_040)
+    early, none = aj.process_report(aj.launch_callback(fill(card, 2, 200_000), 2, 8), 1)
+    assert int(none) == 7
+    early, none = aj.process_report(aj.launch_callback(fill(early, 2, 1_040_000), 2, 9), 1)
+    assert int(none) == 8
+    start = aj.host_time_ns(early)
+    early, none = aj.process_report(early, 1)
+    assert (int(none), code(early)) == (NONE, aj.Code.RT_REPORT_TIMEOUT)
+    assert aj.host_time_ns(early) == start + 20 + 1_000_000
+
+
+def test_the_first_handed_over_is_the_first_run(card):
+    card = fill(card, 1, 2000)  # 40 to 2040
+    card = aj.launch_callback(card, 1, 11)  # 50
+    card = aj.launch_callback(card, 2, 22, is_blocking=False)  # handed over at 60
+    card = aj.launch_callback(card, 2, 23)  # at 70
+    order, ends = [], []
+    for _ in range(3):
+        card, number = aj.process_report(card, -1, callback_ns=100)
+        order.append(int(number))
+        ends.append(aj.host_time_ns(card))
+    assert order == [22, 23, 11]
+    assert ends == [70 + 20 + 100, 190 + 20 + 100, 2040 + 100]
+    assert code(aj.synchronize_device(card)) == 0
+
+
+def test_equal_times_go_by_the_order_of_issue(card):
+    """Streams 2 and 1 get to their callbacks in one instant, stream 1 first; the first issued runs first."""
+    card = aj.record_event(fill(aj.create_event(card)[0], 1, 1000), 0, 1)
+    card = aj.launch_callback(aj.stream_wait_event(card, 2, 0), 2, 22, is_blocking=False)
+    card = aj.launch_callback(card, 1, 11, is_blocking=False)
+    for wanted in (22, 11):
+        card, number = aj.process_report(card, -1)
+        assert int(number) == wanted
+
+
+def test_another_thread_serves_a_stream_while_the_first_one_works(card):
+    card = aj.subscribe_report(aj.unsubscribe_report(card, 0, 1), WORKER, 1)
+    card = aj.launch_callback(fill(card, 1, 1000), 1, 7)  # 40 to 1040
+    card = aj.host_work(fill(card, 1, 300), 40)  # 60 + 40
+    card, number = aj.process_report(aj.use_thread(card, WORKER), -1, callback_ns=500)
+    assert (int(number), aj.host_time_ns(card)) == (7, 1540)
+    card = aj.use_thread(card, 0)
+    assert aj.host_time_ns(card) == 100
+    card = aj.synchronize_stream(card, 1)
+    assert (code(card), aj.host_time_ns(card)) == (0, 1840)
+
+
+def test_destroying_a_stream_that_a_callback_holds(card):
+    """A card hangs there if the thread that destroys holds what the callback needs; here it is a deadlock."""
+    card = aj.launch_callback(card, 1, 7)
+    assert code(aj.destroy_stream(card, 1)) == aj.Code.DEADLOCK
+    card, number = aj.process_report(card, -1)
+    assert int(number) == 7
+    card = aj.synchronize_stream(card, 1)
+    assert code(card) == 0
+    assert code(aj.destroy_stream(card, 1)) == 0
+
+
+def test_a_stream_in_a_slot_used_before_waits_for_its_own_callbacks(card):
+    for number in (5, 6):
+        card, _ = aj.process_report(aj.launch_callback(card, 1, number), -1)
+    card = aj.destroy_stream(aj.synchronize_stream(card, 1), 1)
+    card, stream = aj.create_stream(card)
+    assert int(stream) == 1 + (1 << 18)
+    assert code(aj.launch_callback(card, stream, 7)) == aj.Code.RT_STREAM_NO_CB_REG
+    card = aj.launch_callback(aj.subscribe_report(card, 0, stream), stream, 7)
+    assert code(aj.synchronize_stream(card, stream)) == aj.Code.DEADLOCK
+    card, number = aj.process_report(card, -1)
+    assert int(number) == 7
+    assert code(aj.synchronize_stream(card, stream)) == 0
+
+
+def test_callbacks_cannot_be_captured(card):
+    card = aj.capture_begin(card, 1)
+    assert code(aj.launch_callback(card, 1, 7)) == aj.Code.RT_STREAM_CAPTURED
+
+
+def flow(card, ns):
+    card = aj.launch_callback(fill(card, 1, ns), 1, 7)
+    card = aj.launch_callback(fill(card, 2, 700), 2, 8, is_blocking=False)
+    card, first = aj.process_report(card, -1, callback_ns=ns)
+    return aj.synchronize_device(card), first
+
+
+def test_jit_and_vmap_do_the_same(card):
+    lanes = jnp.array([500, 4000], jnp.int32)
+    batched = jax.jit(jax.vmap(flow, in_axes=(None, 0)))(card, lanes)
+    for lane, ns in enumerate(lanes.tolist()):
+        eager = flow(card, ns)
+        assert (int(eager[1]), code(eager[0]), aj.host_time_ns(eager[0])) == (7, 0, max(60 + 2 * ns, 740 + ns))
+        for new, old in zip(jax.tree.leaves(batched), jax.tree.leaves(eager), strict=True):
+            if old.size:
+                np.testing.assert_array_equal(new[lane], old)

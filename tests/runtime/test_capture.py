@@ -1,0 +1,525 @@
+"""Capture and execution: codes, what is recorded, and that a replay is what direct calls would have been."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ascend_jax as aj
+from ascend_jax.runtime import layout
+from ascend_jax.runtime.capture import CaptureMode, CaptureStatus, capture_begin, capture_end, capture_info
+from ascend_jax.runtime.capture_rules import illegal_blocking, illegal_event, illegal_sync
+from ascend_jax.runtime.codes import Code
+from ascend_jax.runtime.commands import Command, enqueue
+from ascend_jax.runtime.edge import stage
+from ascend_jax.runtime.execute import execute_program
+from ascend_jax.runtime.faults import inject_fault
+from ascend_jax.runtime.kernels import Argument, Cost, Executor, KernelSpec, register
+from ascend_jax.runtime.layout import Clock, Event, Field, Kind, Phase, Stream, Time
+from ascend_jax.runtime.program import Program, load_program, program_from_rows
+from ascend_jax.runtime.threads import create_thread, use_thread
+
+CALLS = ("host_launch_ns", "host_copy_enqueue_ns", "host_event_ns", "host_stream_create_ns", "host_sync_ns")
+FREE_CALLS = dict.fromkeys(CALLS, 0.0)
+CHIP = aj.chip("Ascend910B2").replace(**FREE_CALLS, copy_latency_ns=10.0, d2d_bytes_per_s=1e9, h2d_bytes_per_s=1e9)
+ALL = layout.NONE
+
+
+def make(chip=CHIP, **sizes: int):
+    """A card with two streams (handles 1 and 2), two events (0 and 1) and a block of 4096 bytes."""
+    sizes = {"max_commands": 64, "max_streams": 6, "max_events": 4, "max_blocks": 4} | sizes
+    card = aj.init(chip, hbm_backing_bytes=1 << 16, host_backing_bytes=4096, **sizes)
+    card, pointer = aj.malloc(card, 4096)
+    for verb in (aj.create_stream, aj.create_stream, aj.create_event, aj.create_event):
+        card, _ = verb(card)
+    assert aj.status(card).code == 0
+    return card, int(pointer)
+
+
+@pytest.fixture(scope="module")
+def made():
+    return make()
+
+
+@pytest.fixture
+def card(made):
+    return made[0]
+
+
+@pytest.fixture
+def pointer(made):
+    return made[1]
+
+
+def code(card) -> int:
+    return int(aj.last_code(card))
+
+
+def fork(card, pointer):
+    """Fill in stream 1, copy on in stream 2, join back: 6 commands."""
+    card = aj.memset_async(card, pointer, 7, 100, 1)
+    card = aj.record_event(card, 0, 1)
+    card = aj.stream_wait_event(card, 2, 0)
+    card = aj.memcpy_async(card, pointer, pointer, 100, 2, dst_offset=1000)
+    card = aj.record_event(card, 1, 2)
+    return aj.stream_wait_event(card, 1, 1)
+
+
+def columns(program: Program, *fields: Field) -> list:
+    return np.asarray(program.fields)[:, list(fields)].tolist()
+
+
+# Begin, end, info ----------------------------------------------------------------------------------------------
+
+
+def test_begin_says_what_cannot_be_captured(card):
+    assert code(capture_begin(card, 0)) == Code.RT_STREAM_CAPTURE_IMPLICIT
+    assert code(capture_begin(card, 77)) == Code.RT_STREAM_CONTEXT
+    for mode in (-1, 3):
+        assert code(capture_begin(card, 1, mode)) == Code.RT_PARAM_INVALID
+    once = capture_begin(card, 1)
+    assert code(once) == 0
+    assert code(capture_begin(once, 1)) == Code.RT_STREAM_CAPTURED
+    joined = aj.stream_wait_event(aj.record_event(once, 0, 1), 2, 0)
+    assert code(capture_begin(joined, 2)) == Code.RT_STREAM_CAPTURED
+
+
+def test_info_says_how_a_stream_stands(card):
+    def info(card, stream):
+        return int(capture_info(card, stream)[1])
+
+    assert info(card, 1) == CaptureStatus.NONE
+    begun = capture_begin(card, 1)
+    assert (info(begun, 1), info(begun, 2)) == (CaptureStatus.ACTIVE, CaptureStatus.NONE)
+    joined = aj.stream_wait_event(aj.record_event(begun, 0, 1), 2, 0)
+    assert info(joined, 2) == CaptureStatus.ACTIVE
+    ended, _ = capture_end(begun, 1)
+    assert info(ended, 1) == CaptureStatus.NONE
+    wrong, status = capture_info(card, 99)
+    assert (code(wrong), int(status)) == (Code.RT_STREAM_CONTEXT, -1)
+
+
+def test_captured_commands_do_not_run(card, pointer):
+    begun = fork(capture_begin(card, 1), pointer)
+    assert code(begun) == 0
+    assert np.asarray(begun.streams)[:, Stream.PENDING].sum() == 0
+    ended, _ = capture_end(begun, 1)
+    ended = aj.synchronize_device(ended)
+    assert code(ended) == 0
+    _, out = aj.download(ended, pointer, (4,), "uint8")
+    assert out.tolist() == [0] * 4
+    assert int(ended.clock[Clock.DEVICE_LO]) == int(aj.synchronize_device(card).clock[Clock.DEVICE_LO])
+
+
+def test_end_says_what_is_wrong_and_changes_nothing(card):
+    wrong, program = capture_end(card, 1)
+    assert (code(wrong), program.rows) == (Code.RT_STREAM_NOT_CAPTURED, 0)
+    joined = aj.stream_wait_event(aj.record_event(capture_begin(card, 1), 0, 1), 2, 0)
+    wrong, program = capture_end(joined, 2)
+    assert (code(wrong), program.rows) == (Code.RT_STREAM_CAPTURE_UNMATCHED, 0)
+    np.testing.assert_array_equal(wrong.streams, joined.streams)
+    np.testing.assert_array_equal(wrong.table.fields, joined.table.fields)
+    assert code(capture_end(wrong, 1)[0]) == Code.RT_STREAM_UNJOINED  # it is still there
+
+
+@pytest.mark.parametrize("mode", list(CaptureMode))
+def test_another_thread_ends_only_a_relaxed_capture(card, mode):
+    other, thread = create_thread(capture_begin(card, 1, mode))
+    other = dataclasses.replace(other, device=other.device)
+    other = use_thread(other, int(thread))
+    other = dataclasses.replace(other, device=other.device.at[layout.Device.CONTEXT].set(0))
+    ended, _ = capture_end(other, 1)
+    assert code(ended) == (0 if mode == CaptureMode.RELAXED else Code.RT_STREAM_CAPTURE_WRONG_THREAD)
+
+
+def test_a_fork_must_be_joined_and_the_streams_are_free_again(card, pointer):
+    begun = aj.memset_async(capture_begin(card, 1), pointer, 1, 8, 1)
+    begun = aj.stream_wait_event(aj.record_event(begun, 0, 1), 2, 0)
+    joined = aj.stream_wait_event(aj.record_event(begun, 1, 2), 1, 1)
+    late = aj.memset_async(joined, pointer, 2, 8, 2)  # after the event that joins back
+    for unjoined in (begun, late):
+        ended, program = capture_end(unjoined, 1)
+        assert (code(ended), program.rows) == (Code.RT_STREAM_UNJOINED, 0)
+        assert not np.asarray(ended.streams)[:, Stream.CAPTURE].any()
+        phase = np.asarray(ended.table.times)[:-1, Time.PHASE]
+        assert not (phase == Phase.CAPTURED).any()
+        ended = aj.synchronize_stream(aj.memset_async(ended, pointer, 3, 8, 2), 2)
+        assert code(ended) == 0
+    ended, program = capture_end(joined, 1)
+    assert (code(ended), program.rows) == (0, 5)
+
+
+def test_events_of_a_capture_were_never_recorded(card, pointer):
+    ended, _ = capture_end(fork(capture_begin(card, 1), pointer), 1)
+    events = np.asarray(ended.events)
+    assert (events[:2, Event.RECORD] == layout.NONE).all()
+    assert not events[:, Event.CAPTURED].any()
+    ended = aj.synchronize_event(ended, 0)
+    assert code(ended) == 0
+    ended = aj.synchronize_stream(aj.stream_wait_event(ended, 2, 0), 2)
+    assert code(ended) == 0
+
+
+def test_two_captures_do_not_mix(card, pointer):
+    begun = capture_begin(capture_begin(card, 1), 2)
+    begun = aj.memset_async(begun, pointer, 1, 8, 1)
+    begun = aj.memset_async(begun, pointer, 2, 16, 2)
+    begun = aj.memset_async(begun, pointer, 3, 24, 1)
+    begun, second = capture_end(begun, 2)
+    begun, first = capture_end(begun, 1)
+    assert code(begun) == 0
+    assert columns(second, Field.FILL, Field.STREAM) == [[2, 0]]
+    assert columns(first, Field.FILL, Field.STREAM, Field.SEQUENCE, Field.NEXT) == [[1, 0, 0, 1], [3, 0, 1, 2]]
+
+
+def test_a_capture_that_waits_for_another_is_torn(card, pointer):
+    begun = capture_begin(capture_begin(card, 1), 2)
+    begun = aj.record_event(aj.memset_async(begun, pointer, 1, 8, 1), 0, 1)
+    begun = aj.stream_wait_event(begun, 2, 0)
+    torn, program = capture_end(begun, 2)
+    assert (code(torn), program.rows) == (Code.RT_STREAM_CAPTURE_CONFLICT, 0)
+    _, program = capture_end(torn, 1)
+    assert program.rows == 2
+
+
+def test_a_failed_stream_gives_no_program(card, pointer):
+    stopped = dataclasses.replace(card, streams=card.streams.at[1, Stream.STOPS].set(1).at[1, Stream.ERROR].set(507000))
+    begun = capture_begin(stopped, 1)
+    assert int(capture_info(begun, 1)[1]) == CaptureStatus.INVALIDATED
+    ended, program = capture_end(begun, 1)
+    assert (code(ended), program.rows) == (Code.RT_STREAM_CAPTURE_INVALIDATED, 0)
+    assert int(capture_info(ended, 1)[1]) == CaptureStatus.NONE
+
+
+# Rules ---------------------------------------------------------------------------------------------------------
+
+
+def test_captured_streams_and_events_cannot_be_waited_for(card, pointer):
+    begun = aj.record_event(capture_begin(card, 1, CaptureMode.RELAXED), 0, 1)
+    assert int(illegal_sync(begun, 1)) == Code.RT_STREAM_CAPTURED
+    assert int(illegal_sync(begun, 2)) == 0
+    assert int(illegal_sync(begun, ALL)) == Code.RT_STREAM_CAPTURED
+    assert int(illegal_event(begun, 0)) == Code.RT_EVENT_CAPTURED
+    assert int(illegal_event(begun, 1)) == 0
+    ended, _ = capture_end(begun, 1)
+    assert int(illegal_sync(ended, 1)) == int(illegal_sync(ended, ALL)) == int(illegal_event(ended, 0)) == 0
+    assert code(aj.synchronize_stream(begun, 1)) == Code.RT_STREAM_CAPTURED
+    assert code(aj.synchronize_event(begun, 0)) == Code.RT_EVENT_CAPTURED
+    assert code(aj.synchronize_device(begun)) == Code.RT_STREAM_CAPTURED
+    del pointer
+
+
+@pytest.mark.parametrize(
+    ("mode", "same", "other"),
+    [(CaptureMode.GLOBAL, True, True), (CaptureMode.THREAD_LOCAL, True, False), (CaptureMode.RELAXED, False, False)],
+)
+def test_modes_forbid_blocking_calls(card, mode, same, other):
+    assert int(illegal_blocking(card)) == 0
+    begun = capture_begin(card, 1, mode)
+    forbidden = int(Code.RT_CAPTURE_MODE_NOT_SUPPORT)
+    assert int(illegal_blocking(begun)) == same * forbidden
+    begun, thread = create_thread(begun)
+    assert int(illegal_blocking(use_thread(begun, int(thread)))) == other * forbidden
+    assert int(illegal_blocking(capture_end(begun, 1)[0])) == 0
+
+
+# What is recorded ----------------------------------------------------------------------------------------------
+
+
+def test_local_numbers(card, pointer):
+    begun = aj.memset_async(card, pointer, 1, 8, 0)  # not captured: sequence numbers do not start at 0
+    begun = aj.memset_async(capture_begin(begun, 2), pointer, 2, 8, 2)
+    begun = aj.record_event(begun, 0, 2)
+    begun = aj.memset_async(begun, pointer, 3, 8, 0)  # between captured ones
+    begun = aj.stream_wait_event(begun, 1, 0)
+    begun = aj.record_event(begun, 1, 1)
+    begun = aj.stream_wait_event(begun, 2, 1)
+    ended, program = capture_end(begun, 2)
+    assert code(ended) == 0
+    assert (program.rows, program.streams, program.kernels) == (5, 2, ())
+    got = columns(program, Field.KIND, Field.STREAM, Field.SEQUENCE, Field.DEPENDS, Field.NEXT, Field.POSITION)
+    assert got == [
+        [Kind.MEMSET, 0, 0, -1, 1, 0],
+        [Kind.EVENT_RECORD, 0, 1, -1, 4, 1],
+        [Kind.EVENT_WAIT, 1, 2, 1, 3, 0],
+        [Kind.EVENT_RECORD, 1, 3, -1, 5, 1],
+        [Kind.EVENT_WAIT, 0, 4, 3, 5, 2],
+    ]
+    assert not np.asarray(program.fields)[:, [Field.ISSUE_HI, Field.ISSUE_LO]].any()
+    assert code(aj.synchronize_device(ended)) == 0
+
+
+def test_an_empty_capture_is_an_empty_program(card):
+    ended, program = capture_end(capture_begin(card, 1), 1)
+    assert (code(ended), program.rows) == (0, 0)
+    ran = execute_program(ended, program, 1)
+    assert code(ran) == 0
+    np.testing.assert_array_equal(ran.table.fields, ended.table.fields)
+
+
+def test_under_jit_the_program_is_padded_and_runs_the_same(made):
+    card, pointer = made
+
+    @jax.jit
+    def run(card, ns):
+        begun = fork(capture_begin(card, 1), pointer)
+        ended, program = capture_end(begun, 1)
+        return ended, program, aj.synchronize_device(execute_program(ended, program.with_block_ns(ns), 2))
+
+    ended, program, ran = run(card, 50)
+    _, exact = capture_end(fork(capture_begin(card, 1), pointer), 1)
+    assert program.rows == card.table.rows
+    np.testing.assert_array_equal(program.fields, exact.padded(card.table.rows).fields)
+    again = aj.synchronize_device(execute_program(ended, exact.with_block_ns(50), 2))
+    np.testing.assert_array_equal(ran.table.fields[:-1, Field.SEQUENCE], again.table.fields[:-1, Field.SEQUENCE])
+    np.testing.assert_array_equal(ran.table.times, again.table.times)
+    np.testing.assert_array_equal(ran.clock, again.clock)
+
+
+# Execution -----------------------------------------------------------------------------------------------------
+
+
+def busy(card, pointer):
+    """What the streams do in the comparison of calls and replay; more work than the engines can do at once."""
+    for number in range(4):
+        card = aj.memset_async(card, pointer, number, 300 * (number + 1), 1, dst_offset=64 * number)
+        card = aj.record_event(card, 0, 1)
+        card = aj.stream_wait_event(card, 2, 0)
+        card = aj.memcpy_async(card, pointer, pointer, 200, 2, dst_offset=2000, src_offset=100 * number)
+        card = aj.memcpy_async(card, pointer, pointer, 150, 1, dst_offset=3000, src_offset=200)
+    return aj.stream_wait_event(aj.record_event(card, 1, 2), 1, 1)
+
+
+def times_of(card, first: int, count: int) -> np.ndarray:
+    return np.asarray(card.table.times)[first : first + count]
+
+
+def test_a_replay_is_what_calls_would_have_been(card, pointer):
+    direct = aj.synchronize_device(busy(card, pointer))
+    count = int(direct.clock[Clock.ENQUEUED]) - int(card.clock[Clock.ENQUEUED])
+    ended, program = capture_end(busy(capture_begin(card, 1), pointer), 1)
+    assert program.rows == count == 22
+    first = int(ended.clock[Clock.ENQUEUED])
+    ran = aj.synchronize_device(execute_program(ended, program, 1))
+    assert code(ran) == code(direct) == 0
+    start = int(card.clock[Clock.ENQUEUED])
+    np.testing.assert_array_equal(times_of(ran, first, count), times_of(direct, start, count))
+    np.testing.assert_array_equal(ran.memory, direct.memory)
+    assert aj.host_time_ns(ran) == aj.host_time_ns(direct)
+    padded = aj.synchronize_device(execute_program(ended, program.padded(40), 1))
+    np.testing.assert_array_equal(padded.table.times, ran.table.times)
+    np.testing.assert_array_equal(padded.table.fields, ran.table.fields)
+
+
+def test_an_execution_costs_one_launch():
+    card, pointer = make(CHIP.replace(host_launch_ns=5000.0))
+    ended, program = capture_end(fork(capture_begin(card, 1), pointer), 1)
+    ran = execute_program(ended, program, 1)
+    assert aj.host_time_ns(ran) - aj.host_time_ns(ended) == 5000
+    rows = np.asarray(ran.table.fields)[6:12]
+    assert (rows[:, Field.ISSUE_LO] == aj.host_time_ns(ran)).all()
+
+
+def test_every_execution_works_on_what_is_there_then(card, pointer):
+    begun = aj.memcpy_async(capture_begin(card, 1), pointer, pointer, 4, 1, dst_offset=100)
+    ended, program = capture_end(begun, 1)
+    for value in (5, 9):
+        ended = aj.upload(ended, pointer, np.full(4, value, np.uint8))
+        ended = aj.synchronize_stream(execute_program(ended, program, 2), 2)
+        ended, out = aj.download(ended, pointer, (4,), "uint8", offset=100)
+        assert out.tolist() == [value] * 4
+
+
+def test_many_executions_take_one_hidden_stream_and_wait_for_room(card, pointer):
+    ended, program = capture_end(fork(capture_begin(card, 1), pointer), 1)
+    once = aj.synchronize_device(execute_program(ended, program, 1))
+    alive = int(np.asarray(ended.streams)[:, Stream.ALIVE].sum())
+    span = aj.host_time_ns(once) - aj.host_time_ns(ended)
+    assert span > 0
+    many = ended
+    for _ in range(30):  # 180 commands in 64 rows
+        many = execute_program(many, program, 1)
+    many = aj.synchronize_device(many)
+    assert code(many) == 0
+    assert aj.host_time_ns(many) - aj.host_time_ns(ended) == 30 * span
+    assert int(np.asarray(many.streams)[:, Stream.ALIVE].sum()) == alive + 1
+
+
+def test_hidden_streams_cannot_be_named_and_run_out():
+    card, pointer = make(max_streams=3)  # the default one and two: no slot is left
+    ended, program = capture_end(fork(capture_begin(card, 1), pointer), 1)
+    full = execute_program(ended, program, 1)
+    assert code(full) == Code.RESOURCE_ALLOC_FAIL
+    np.testing.assert_array_equal(full.table.fields, ended.table.fields)
+    np.testing.assert_array_equal(full.streams, ended.streams)
+    freed = execute_program(aj.destroy_stream(ended, 2), program, 1)
+    assert code(freed) == 0
+    for handle in range(4):
+        named = aj.synchronize_stream(freed, handle)
+        assert (code(named) == 0) == (handle < 2)
+
+
+def test_two_streams_at_once_do_not_share_a_hidden_one(card, pointer):
+    ended, program = capture_end(fork(capture_begin(card, 1), pointer), 1)
+    both = execute_program(execute_program(ended, program, 1), program, 2)
+    rows = np.asarray(both.table.fields)[6:18].reshape(2, 6, -1)[:, :, Field.STREAM]
+    assert rows[0].tolist() == [1, 1, rows[0, 2], rows[0, 2], rows[0, 2], 1]
+    assert rows[1].tolist() == [2, 2, rows[1, 2], rows[1, 2], rows[1, 2], 2]
+    assert len({1, 2, rows[0, 2], rows[1, 2]}) == 4
+    assert code(aj.synchronize_device(both)) == 0
+
+
+def test_a_table_without_room_takes_all_or_nothing():
+    card, pointer = make(max_commands=8)
+    ended, program = capture_end(fork(capture_begin(card, 1), pointer), 1)
+    once = execute_program(ended, program, 1)
+    twice = jax.jit(lambda card: execute_program(card, program, 1))(once)
+    assert code(twice) == Code.TABLE_FULL
+    np.testing.assert_array_equal(twice.table.fields, once.table.fields)
+    np.testing.assert_array_equal(twice.streams, once.streams)
+    assert code(execute_program(once, program, 1)) == 0  # outside jit the host waits
+    large = program_from_rows([{Field.KIND: Kind.KERNEL, Field.STREAM: 0}] * 9)
+    assert code(execute_program(ended, large, 1)) == Code.TABLE_FULL
+
+
+def test_a_program_comes_after_what_is_before_and_before_what_is_after(card, pointer):
+    rows = [
+        {Field.KIND: Kind.EVENT_RECORD, Field.STREAM: 0},
+        {Field.KIND: Kind.KERNEL, Field.STREAM: 0, Field.BLOCK_LO: 30},
+        {Field.KIND: Kind.EVENT_WAIT, Field.STREAM: 1, Field.DEPENDS: 0},
+        {Field.KIND: Kind.KERNEL, Field.STREAM: 1, Field.BLOCK_LO: 500},
+        {Field.KIND: Kind.EVENT_WAIT, Field.STREAM: 0, Field.DEPENDS: 3},
+    ]
+    program = program_from_rows(rows)
+    before = aj.memset_async(card, pointer, 1, 1000, 1)
+    ran = aj.memset_async(execute_program(before, program, 1), pointer, 2, 8, 1)
+    ran = aj.synchronize_device(ran)
+    first = int(card.clock[Clock.ENQUEUED])
+    start, end = np.asarray(ran.table.times)[first : first + 7][:, [Time.START_LO, Time.END_LO]].T
+    assert end[0] > start[0]
+    assert start[1:6].tolist() == [end[0], end[0], end[0], end[0], end[0] + 500]
+    assert end[1:6].tolist() == [end[0], end[0] + 30, end[0], end[0] + 500, end[0] + 500]
+    assert start[6] == end[5]
+
+
+def test_captured_streams_and_callbacks_are_refused(card):
+    kernel = {Field.KIND: Kind.KERNEL, Field.STREAM: 0, Field.BLOCK_LO: 1}
+    program = program_from_rows([kernel])
+    assert code(execute_program(capture_begin(card, 1), program, 1)) == Code.RT_STREAM_CAPTURED
+    assert code(execute_program(card, program, 55)) == Code.RT_STREAM_CONTEXT
+    called = program_from_rows([kernel, {Field.KIND: Kind.CALLBACK, Field.STREAM: 0}])
+    assert code(execute_program(card, called, 1)) == Code.FEATURE_NOT_SUPPORT
+    with pytest.raises(ValueError, match="batch axes"):
+        execute_program(card, program.with_block_ns(np.ones((2, 1), int)), 1)
+
+
+def test_failures_of_the_program_and_planned_ones_apply(card):
+    kernel = {Field.KIND: Kind.KERNEL, Field.STREAM: 0, Field.BLOCK_LO: 10}
+    program = program_from_rows([kernel] * 3)
+    first = int(card.clock[Clock.ENQUEUED])
+    for failing in (
+        execute_program(card, program.with_fault(1, Code.RT_AICPU_EXCEPTION), 1),
+        execute_program(inject_fault(card, Code.RT_AICPU_EXCEPTION, skip=1), program, 1),
+    ):
+        ran = aj.synchronize_stream(failing, 1)
+        assert code(ran) == Code.RT_AICPU_EXCEPTION
+        phases = np.asarray(ran.table.times)[first : first + 3, Time.PHASE].tolist()
+        assert phases == [Phase.DONE, Phase.FAULTED, Phase.DONE]
+
+
+def test_a_failure_planned_for_a_captured_command_is_not_recorded(card, pointer):
+    begun = inject_fault(capture_begin(card, 1), Code.RT_AICPU_EXCEPTION)
+    ended, program = capture_end(aj.memset_async(begun, pointer, 1, 8, 1), 1)
+    assert not np.asarray(program.fields)[:, Field.FAULT].any()
+    assert code(aj.synchronize_stream(execute_program(ended, program, 1), 1)) == 0
+
+
+def test_lanes_of_programs_run_under_vmap(card):
+    rows = [{Field.KIND: Kind.KERNEL, Field.STREAM: 0}] * 2
+    lanes = program_from_rows(rows).with_block_ns(np.array([[3, 4], [30, 40], [300, 400]]))
+
+    def run(program):
+        return aj.synchronize_stream(execute_program(card, program, 1), 1).clock[Clock.HOST_LO]
+
+    ends = jax.vmap(run)(lanes)
+    alone = [int(run(jax.tree.map(lambda x, i=i: x[i], lanes))) for i in range(3)]
+    assert ends.tolist() == alone == [alone[0] - 7 + total for total in (7, 70, 700)]
+
+
+# Kernels -------------------------------------------------------------------------------------------------------
+
+
+def _triple(x, *, plus):
+    return [x * 3 + plus]
+
+
+register("capture_test_triple", _triple)
+
+
+def triple(pointer: int, plus: int) -> Executor:
+    """``out = 3 in + plus`` on 8 bytes, from the first to the ninth byte of a block."""
+    eight = Argument((8,), np.dtype("uint8"))
+    spec = KernelSpec("capture_test_triple", (("plus", plus),), (eight,), (eight,))
+    operands = np.zeros((layout.OPERANDS, len(layout.Operand)), np.int32)
+    operands[:2] = [[pointer, 0, 0, 8], [pointer, 8, 0, 8]]
+    numbers = {"block_ns": 100, "blocks": 30, "cube_cores": 1}
+    cost = Cost(
+        **{
+            field.name: jnp.asarray(
+                numbers.get(field.name, 0), jnp.float32 if field.name.endswith(("_ns", "_bytes")) else jnp.int32
+            )
+            for field in dataclasses.fields(Cost)
+        }
+    )
+    return Executor(
+        operands=jnp.array(operands),
+        reads=jnp.int32(1),
+        writes=jnp.int32(2),
+        scalars=jnp.zeros(layout.SCALARS),
+        workspace_bytes=jnp.int32(0),
+        cost=cost,
+        code=jnp.int32(0),
+        kernel=spec,
+    )
+
+
+def test_a_program_brings_its_kernels_to_another_card(card, pointer, tmp_path):
+    begun = aj.launch(card, triple(pointer, 1), 0, 1)  # the card knows one more kernel than the program needs
+    begun = aj.launch(capture_begin(aj.synchronize_device(begun), 1), triple(pointer, 2), 0, 1)
+    ended, program = capture_end(begun, 1)
+    assert code(ended) == 0
+    assert [spec.attributes for spec in program.kernels] == [(("plus", 2),)]
+    program.save(tmp_path / "triple.npz")
+    other, pointer = make()
+    other = aj.upload(other, pointer, np.arange(8, dtype=np.uint8))
+    other = aj.synchronize_stream(execute_program(other, load_program(tmp_path / "triple.npz"), 2), 2)
+    other, out = aj.download(other, pointer, (8,), "uint8", offset=8)
+    assert code(other) == 0
+    assert out.tolist() == [3 * i + 2 for i in range(8)]
+
+
+def test_a_kernel_without_a_spec_takes_time_and_computes_nothing(card, pointer):
+    program = program_from_rows([{Field.KIND: Kind.KERNEL, Field.STREAM: 0, Field.BLOCK_LO: 70, Field.WRITES: 1}])
+    ran = aj.synchronize_stream(execute_program(card, program, 1), 1)
+    assert aj.host_time_ns(ran) - aj.host_time_ns(card) == 70
+    np.testing.assert_array_equal(ran.memory, card.memory)
+    del pointer
+
+
+def test_a_captured_notify_is_set_and_taken_at_every_execution(card):
+    cell = card.max_events  # the first notify's
+
+    @stage
+    def put(card, kind, condition, change):
+        fields = {Field.CELL: cell, Field.CONDITION: condition, Field.CHANGE: change, Field.VALUE_LO: 1}
+        return enqueue(card, Command(kind, 1, fields=fields), jnp.int32(0))[0]
+
+    begun = put(capture_begin(card, 1), Kind.NOTIFY_RECORD, layout.Condition.NONE, layout.Change.SET)
+    begun = put(begun, Kind.NOTIFY_WAIT, layout.Condition.GE, layout.Change.CLEAR)
+    ended, program = capture_end(begun, 1)
+    for _ in range(2):
+        ended = aj.synchronize_stream(execute_program(ended, program, 1), 1)
+        assert code(ended) == 0
+        assert ended.cells[cell].tolist() == [0, 0]
