@@ -15,19 +15,52 @@ Device state is an immutable pytree, every runtime call a pure function on it, a
 from ascend_jax import insight, ops
 from ascend_jax.chip.spec import ChipSpec, chip, chips, load_chip_file, peak_flops
 from ascend_jax.ops.tensor import Tensor, tensor
+from ascend_jax.runtime import static
+from ascend_jax.runtime.callbacks import launch_callback, process_report, subscribe_report, unsubscribe_report
+from ascend_jax.runtime.capture import capture_begin, capture_end, capture_info
 from ascend_jax.runtime.codes import AscendError, Code, ParameterError
+from ascend_jax.runtime.contexts import (
+    create_context,
+    current_default_stream,
+    destroy_context,
+    get_context,
+    set_context,
+)
 from ascend_jax.runtime.copies import memcpy, memcpy_async, memset, memset_async
-from ascend_jax.runtime.device import device_info
+from ascend_jax.runtime.device import (
+    device_info,
+    device_task_abort,
+    primary_context_state,
+    reset_device,
+    reset_device_force,
+    set_device,
+    stream_priority_range,
+)
+from ascend_jax.runtime.event_queries import (
+    event_available_count,
+    event_elapsed_ms,
+    event_elapsed_time,
+    event_timestamp_us,
+    query_event,
+    query_event_status,
+    query_event_wait_status,
+)
+from ascend_jax.runtime.event_slots import EventFlag
 from ascend_jax.runtime.events import (
     create_event,
+    create_event_ex_with_flag,
+    create_event_with_flag,
     destroy_event,
-    event_elapsed_ms,
     record_event,
+    reset_event,
     stream_wait_event,
 )
+from ascend_jax.runtime.execute import execute_program
+from ascend_jax.runtime.faults import inject_fault
 from ascend_jax.runtime.host import host_time_ns, host_work
+from ascend_jax.runtime.kernels import Cost, kernel_cost
 from ascend_jax.runtime.launch import launch
-from ascend_jax.runtime.layout import GRANULE_BYTES
+from ascend_jax.runtime.layout import GRANULE_BYTES, Reach
 from ascend_jax.runtime.memory import (
     MallocPolicy,
     free,
@@ -37,11 +70,42 @@ from ascend_jax.runtime.memory import (
     malloc_host,
     mem_get_info,
 )
+from ascend_jax.runtime.notifies import (
+    create_notify,
+    destroy_notify,
+    notify_batch_reset,
+    notify_id,
+    record_notify,
+    wait_and_reset_notify,
+)
+from ascend_jax.runtime.program import Program, load_program, program_from_rows
+from ascend_jax.runtime.simulate import Schedule, simulate
 from ascend_jax.runtime.state import CardState, init
 from ascend_jax.runtime.status import Status, clear_error, first_failure, last_code, raise_if_error, status
-from ascend_jax.runtime.streams import create_stream, destroy_stream
+from ascend_jax.runtime.streams import (
+    create_stream,
+    destroy_stream,
+    destroy_stream_force,
+    set_stream_failure_mode,
+    stream_abort,
+    stream_available_count,
+    stream_flags,
+    stream_id,
+    stream_priority,
+    stream_query,
+)
 from ascend_jax.runtime.synchronize import synchronize_device, synchronize_event, synchronize_stream
+from ascend_jax.runtime.threads import (
+    create_thread,
+    earliest_thread,
+    end_thread,
+    join_thread,
+    thread_time_ns,
+    use_thread,
+)
+from ascend_jax.runtime.timeouts import set_op_execute_timeout, set_op_wait_timeout
 from ascend_jax.runtime.transfers import download, host_read, host_write, upload
+from ascend_jax.runtime.value_marks import value_wait, value_write
 
 __version__ = "0.1.0"
 
@@ -51,33 +115,63 @@ __all__ = [
     "CardState",
     "ChipSpec",
     "Code",
+    "Cost",
+    "EventFlag",
     "MallocPolicy",
     "ParameterError",
+    "Program",
+    "Reach",
+    "Schedule",
     "Status",
     "Tensor",
+    "capture_begin",
+    "capture_end",
+    "capture_info",
     "chip",
     "chips",
     "clear_error",
+    "create_context",
     "create_event",
+    "create_event_ex_with_flag",
+    "create_event_with_flag",
+    "create_notify",
     "create_stream",
+    "create_thread",
+    "current_default_stream",
+    "destroy_context",
     "destroy_event",
+    "destroy_notify",
     "destroy_stream",
+    "destroy_stream_force",
     "device_info",
+    "device_task_abort",
     "download",
+    "earliest_thread",
+    "end_thread",
+    "event_available_count",
     "event_elapsed_ms",
+    "event_elapsed_time",
+    "event_timestamp_us",
+    "execute_program",
     "first_failure",
     "free",
     "free_host",
+    "get_context",
     "hbm_peak_bytes",
     "host_read",
     "host_time_ns",
     "host_work",
     "host_write",
     "init",
+    "inject_fault",
     "insight",
+    "join_thread",
+    "kernel_cost",
     "last_code",
     "launch",
+    "launch_callback",
     "load_chip_file",
+    "load_program",
     "malloc",
     "malloc_host",
     "mem_get_info",
@@ -85,15 +179,48 @@ __all__ = [
     "memcpy_async",
     "memset",
     "memset_async",
+    "notify_batch_reset",
+    "notify_id",
     "ops",
     "peak_flops",
+    "primary_context_state",
+    "process_report",
+    "program_from_rows",
+    "query_event",
+    "query_event_status",
+    "query_event_wait_status",
     "raise_if_error",
     "record_event",
+    "record_notify",
+    "reset_device",
+    "reset_device_force",
+    "reset_event",
+    "set_context",
+    "set_device",
+    "set_op_execute_timeout",
+    "set_op_wait_timeout",
+    "set_stream_failure_mode",
+    "simulate",
+    "static",
     "status",
+    "stream_abort",
+    "stream_available_count",
+    "stream_flags",
+    "stream_id",
+    "stream_priority",
+    "stream_priority_range",
+    "stream_query",
     "stream_wait_event",
+    "subscribe_report",
     "synchronize_device",
     "synchronize_event",
     "synchronize_stream",
     "tensor",
+    "thread_time_ns",
+    "unsubscribe_report",
     "upload",
+    "use_thread",
+    "value_wait",
+    "value_write",
+    "wait_and_reset_notify",
 ]

@@ -1,7 +1,11 @@
-"""Settings of every test: rank promotion raises, and one process-wide seed policy."""
+"""Settings of every test: rank promotion raises, and no example of a property has a deadline."""
 
+import hypothesis
 import jax
 import pytest
+
+hypothesis.settings.register_profile("ascend_jax", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("ascend_jax")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -14,6 +14,7 @@ A program depends on the seed and its number only. Exit status 1 means a differe
 import argparse
 import dataclasses
 import importlib
+import itertools
 import json
 import multiprocessing
 import random
@@ -71,7 +72,7 @@ def answered(lists: Sequence[list[Command]], capacities: Sequence[dict[str, int]
     pairs = zip(lists, capacities, strict=True)
     answers = [lanes.scheduled(fresh(commands), capacity, lanes.ROWS, stops=stops) for commands, capacity in pairs]
     cores = np.array([[capacity[unit] for capacity in capacities] for unit in ("cube", "vector")], np.float32)
-    return Batch(tables, cores, lanes.Answer(*map(np.stack, zip(*answers, strict=True))))
+    return Batch(tables, cores, lanes.stacked(answers))
 
 
 def fresh(commands: Sequence[Command], without: Command | None = None) -> list[Command]:
@@ -107,10 +108,10 @@ class ScheduleFuzzer:
         """Draw ahead of the engine; workers are spawned, as a fork would copy locks that JAX holds."""
         firsts = iter(range(0, programs, lanes.LANES))
         with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
-            ahead = [pool.submit(draw, self.seed, first) for first, _ in zip(firsts, range(4), strict=False)]
+            ahead = [pool.submit(draw, self.seed, first) for first in itertools.islice(firsts, 2 * PROCESSES)]
             while ahead:
                 yield ahead.pop(0).result()
-                ahead += [pool.submit(draw, self.seed, first) for first in [next(firsts, None)] if first is not None]
+                ahead += [pool.submit(draw, self.seed, first) for first in itertools.islice(firsts, 1)]
 
     def differences(self, batch: Batch, stops: bool) -> Iterator[tuple[int, str]]:
         """Yield lanes whose answers differ; the first list is repeated to fill the engine's lanes."""

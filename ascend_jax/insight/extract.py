@@ -1,13 +1,13 @@
 """From a card's command table to a timeline: with ``deadlock`` the only place outside the runtime that knows it."""
 
-import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ascend_jax.insight import kinds
+from ascend_jax.insight.cells import would_release
 from ascend_jax.insight.timeline import NOT_YET, Texts, Timeline, Times
 from ascend_jax.runtime import callsite, clock, layout
 from ascend_jax.runtime.commands import host_stream
@@ -160,21 +160,30 @@ def _most_held(card: CardState, blocks: NDArray[np.int32], need: NDArray[np.int3
 
 
 def _released_by(rows: Rows) -> Times:
-    """Return [N] the command that each wait is bound to, or whose change of its cell it saw last; -1 for none."""
-    fields, end = rows.fields, rows.times[:, [Time.END_HI, Time.END_LO]].tolist()
-    is_done = rows.phase == Phase.DONE
-    is_release = np.isin(fields[:, Field.CHANGE], (Change.SET, Change.ADD)) & is_done
-    changes: dict[int, list[tuple[list[int], int]]] = {}
-    for row in np.flatnonzero(is_release):
-        changes.setdefault(int(fields[row, Field.CELL]), []).append((end[row], int(fields[row, Field.SEQUENCE])))
-    for of_one in changes.values():
-        of_one.sort()
+    """Return [N] the command that each wait is bound to, or whose change of its cell let it go; -1 for none."""
+    fields, is_done = rows.fields, rows.phase == Phase.DONE
+    changes: dict[int, list[int]] = {}
+    for row in np.flatnonzero((fields[:, Field.CHANGE] != Change.NONE) & is_done):
+        changes.setdefault(int(fields[row, Field.CELL]), []).append(int(row))
     source = fields[:, Field.DEPENDS].astype(np.int64)
     for row in np.flatnonzero((fields[:, Field.CONDITION] != Condition.NONE) & is_done):
-        of_cell = changes.get(int(fields[row, Field.CELL]), [])
-        before = bisect.bisect_right(of_cell, (end[row], layout.FOREVER_HI))
-        source[row] = of_cell[before - 1][1] if before else layout.NONE
+        cause = _cause(rows, int(row), changes.get(int(fields[row, Field.CELL]), []))
+        source[row] = layout.NONE if cause is None else fields[cause, Field.SEQUENCE]
     return source
+
+
+def _cause(rows: Rows, wait: int, changes: Sequence[int]) -> int | None:
+    """Return which change of its cell let a wait go: the first of that moment if it was held, else the latest."""
+
+    def end(row: int) -> list[int]:
+        return rows.times[row, [Time.END_HI, Time.END_LO]].tolist()
+
+    mine, stream = rows.fields[wait], rows.fields[:, Field.STREAM]
+    before = [row for row in changes if end(row) <= end(wait) and (row < wait or stream[row] != stream[wait])]
+    able = [row for row in before if row != wait and would_release(rows.fields[row], mine)]
+    was_held = rows.times[wait, [Time.READY_HI, Time.READY_LO]].tolist() < end(wait)
+    now = [row for row in able if end(row) == end(wait)]
+    return now[0] if was_held and now else max(able, key=lambda row: (end(row), row), default=None)
 
 
 def _name(card: CardState, fields: NDArray[np.int32], operands: NDArray[np.int32], engine: str) -> str:

@@ -239,8 +239,12 @@ def _event_arrows(timeline: Timeline, tasks: list[_Task]) -> Iterator[_Event]:
         leave_ns = max(origin["since_ns"], origin["end_ns"] - 1)
         last_ns = max(target["since_ns"], target["until_ns"] - 1)
         land_ns = max(leave_ns, target["since_ns"], min(origin["end_ns"], last_ns))
-        for phase, at_ns, task in (("s", leave_ns, origin), ("f", land_ns, target)):
-            yield _arrow(phase, "event", target["command"], _HARDWARE, task["stream"], at_ns, task["order"])
+        landing = max(origin["order"], target["order"])
+        for phase, at_ns, stream, order in (
+            ("s", leave_ns, origin["stream"], origin["order"]),
+            ("f", land_ns, target["stream"], landing),
+        ):
+            yield _arrow(phase, "event", target["command"], _HARDWARE, stream, at_ns, order)
 
 
 def _copies(tasks: list[_Task], threads: _Threads) -> Iterator[_Event]:

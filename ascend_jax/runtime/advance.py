@@ -39,6 +39,7 @@ class Goal(NamedTuple):
     timeout_hi: Number = FOREVER_HI  # how long to wait at most
     timeout_lo: Number = 0
     context: Number = NONE  # slot of a context whose streams must be empty
+    is_look: Number = 0  # 1: nothing is waited for, the device is simulated up to where the host stands
 
 
 class Ending(NamedTuple):
@@ -48,30 +49,35 @@ class Ending(NamedTuple):
     is_late: jax.Array  # bool: the timeout came first
 
 
-def advance(card: CardState, goal: Goal | None) -> tuple[CardState, Ending]:
-    """Simulate until the goal is reached, and take the host there; without a goal, up to where the host stands.
+def advance(card: CardState, goal: Goal) -> tuple[CardState, Ending]:
+    """Simulate until the goal is reached, and take the host there; for a look, up to where the host stands.
 
-    A look without a goal sees every instant before the host's present, and what is over at the present.
+    A look sees every instant before the host's present, and what is over at the present.
     """
-    wanted = Goal() if goal is None else goal
+    has_goal = jnp.asarray(goal.is_look) == 0
     host = Instant(card.clock[Clock.HOST_HI], card.clock[Clock.HOST_LO])
-    timeout = Instant(jnp.asarray(wanted.timeout_hi, jnp.int32), jnp.asarray(wanted.timeout_lo, jnp.int32))
+    timeout = Instant(jnp.asarray(goal.timeout_hi, jnp.int32), jnp.asarray(goal.timeout_lo, jnp.int32))
     is_endless = timeout.hi >= FOREVER_HI
     until = clock.plus(host, Instant(jnp.where(is_endless, 0, timeout.hi), timeout.lo))
-    limit = host if goal is None else Instant(jnp.where(is_endless, FOREVER_HI, until.hi), until.lo)
-    tables, carry, is_fresh = _enter(card, wanted, goal is not None, limit)
+    limit = Instant(
+        jnp.where(has_goal, jnp.where(is_endless, FOREVER_HI, until.hi), host.hi),
+        jnp.where(has_goal, until.lo, host.lo),
+    )
+    tables, carry, is_fresh = _enter(card, goal, has_goal, limit)
     with jax.named_scope("engine"):
         end = run(tables, begin(tables, carry, is_fresh))
     card, now = _leave(card, end)
-    is_late = goal is not None and ~clock.is_before(now, limit) & ~is_reached(tables, end)[0]
-    if goal is not None:
-        moved = clock.later(host, now)
-        words = {Clock.HOST_HI: moved.hi, Clock.HOST_LO: moved.lo}
-        card = dataclasses.replace(card, clock=with_entries(card.clock, words))
-    return card, Ending(end.is_stuck[0], jnp.asarray(is_late))
+    is_late = has_goal & ~clock.is_before(now, limit) & ~is_reached(tables, end)[0]
+    moved = clock.later(host, now)
+    words = {
+        Clock.HOST_HI: jnp.where(has_goal, moved.hi, host.hi),
+        Clock.HOST_LO: jnp.where(has_goal, moved.lo, host.lo),
+    }
+    card = dataclasses.replace(card, clock=with_entries(card.clock, words))
+    return card, Ending(end.is_stuck[0], is_late)
 
 
-def _enter(card: CardState, goal: Goal, has_goal: bool, limit: Instant) -> tuple[Tables, Carry, jax.Array]:
+def _enter(card: CardState, goal: Goal, has_goal: jax.Array, limit: Instant) -> tuple[Tables, Carry, jax.Array]:
     """Lay a card out as the one lane of a run; also return which heads are new, bool [S, 1]."""
     table, streams, rows = card.table, card.streams, card.table.rows
     slots = jnp.arange(streams.shape[0])
@@ -83,7 +89,7 @@ def _enter(card: CardState, goal: Goal, has_goal: bool, limit: Instant) -> tuple
         capacity=capacity_of(card.chip)[:, None],
         stops=(streams[:, Stream.STOPS] == 1)[:, None],
         is_goal=awaited[:, None],
-        has_goal=jnp.full(1, has_goal),
+        has_goal=has_goal[None],
         limit=Instant(limit.hi[None], limit.lo[None]),
     )
     cell = jnp.asarray(goal.cell, jnp.int32)

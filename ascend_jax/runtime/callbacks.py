@@ -136,7 +136,8 @@ def _run(card: CardState, duration: tuple[Number, Number]) -> tuple:
     fields, times = table.fields, table.times
     is_mine = (fields[:, Field.KIND] == Kind.CALLBACK) & (fields[:, Field.CELL] == thread_cell(card, thread))
     is_due = is_mine & (times[:, Time.PHASE] == Phase.DONE) & (table.effects == Effect.NONE)
-    for column in (times[:, Time.END_HI], times[:, Time.END_LO], fields[:, Field.SEQUENCE]):
+    # in one instant the engine serves the lowest slot first
+    for column in (times[:, Time.END_HI], times[:, Time.END_LO], fields[:, Field.STREAM], fields[:, Field.SEQUENCE]):
         column = jnp.where(is_due, column, LAST)
         is_due &= column == column.min()
     row = jnp.argmax(is_due).astype(jnp.int32)
@@ -229,7 +230,8 @@ def process_report(
 ) -> tuple[CardState, jax.Array]:
     """Wait for a callback of the streams that the current thread serves, and run it (``aclrtProcessReport``).
 
-    Of those handed over, the first one is run; the stream goes on when it is over, if it waits for it.
+    Of those handed over, the first one is run, in one instant that of the lowest stream slot; when it is over, the
+    stream goes on if it waits for it.
 
     Args:
       card: The card.

@@ -87,8 +87,7 @@ def grant(capacity: jax.Array, head: Head, look: Look, held: tuple, is_idle: jax
     all_or_none = jnp.where(some >= waiting, waiting, 0)
     granted = jnp.where(bit(head.bits, Bits.MODE) == 1, all_or_none, some)
     has_room = (first == 0) | (second == 0)
-    asks = (look.claim | look.engine_claim) != 0
-    return jnp.where(asks & has_room & is_idle, granted, 0)
+    return jnp.where((look.key != UNREADY) & has_room & is_idle, granted, 0)  # a mark has no blocks waiting
 
 
 def begin(carry: Carry, look: Look, granted: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:

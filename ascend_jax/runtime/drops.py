@@ -10,8 +10,8 @@ from jax import lax
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.commands import is_pending
 from ascend_jax.runtime.handles import GENERATIONS
-from ascend_jax.runtime.layout import Effect, Field, Phase, Stream, Time
-from ascend_jax.runtime.rows import get_rows, with_entries
+from ascend_jax.runtime.layout import Clock, Effect, Field, Phase, Stream, Time
+from ascend_jax.runtime.rows import Number, get_rows, with_entries
 from ascend_jax.runtime.state import CardState
 
 
@@ -35,10 +35,19 @@ def drop(card: CardState, is_dropped: jax.Array) -> CardState:
 
 
 def _drop_rows(card: CardState, is_gone: jax.Array) -> CardState:
-    times, effects = card.table.times, card.table.effects
-    times = with_entries(times, {Time.PHASE: jnp.where(is_gone, Phase.DROPPED, times[:, Time.PHASE])})
+    """Mark rows as dropped now: END is the moment of the drop, and what had not begun has no START."""
+    times, effects, clock = card.table.times, card.table.effects, card.clock
+    never_began = is_gone & (times[:, Time.PHASE] != Phase.RUNNING)
+    columns: dict[Time, tuple[jax.Array, Number]] = {
+        Time.PHASE: (is_gone, Phase.DROPPED),
+        Time.START_HI: (never_began, layout.NONE),
+        Time.END_HI: (is_gone, clock[Clock.DEVICE_HI]),
+        Time.END_LO: (is_gone, clock[Clock.DEVICE_LO]),
+    }
+    entries = {column: jnp.where(where, value, times[:, column]) for column, (where, value) in columns.items()}
     effects = jnp.where(is_gone, Effect.PUBLISHED, effects)
-    return dataclasses.replace(card, table=dataclasses.replace(card.table, times=times, effects=effects))
+    table = dataclasses.replace(card.table, times=with_entries(times, entries), effects=effects)
+    return dataclasses.replace(card, table=table)
 
 
 def vacate(table: jax.Array, is_gone: jax.Array, fresh: jax.Array, columns: type[enum.IntEnum]) -> jax.Array:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
+from jax import lax
 
 from ascend_jax.runtime import callsite
 
@@ -39,8 +40,14 @@ def stage(function: F | None = None, *, static: tuple[str, ...] = ()) -> Any:
     """
     if function is None:
         return functools.partial(stage, static=static)
-    keeping = jax.jit(function, static_argnames=static)
-    donating = jax.jit(function, static_argnames=static, donate_argnums=0)
+
+    @functools.wraps(function)
+    def strong(*args: Any, **options: Any) -> Any:
+        # a weakly typed result would compile every later stage a second time
+        return jax.tree.map(lambda leaf: lax.convert_element_type(leaf, leaf.dtype), function(*args, **options))
+
+    keeping = jax.jit(strong, static_argnames=static)
+    donating = jax.jit(strong, static_argnames=static, donate_argnums=0)
 
     @functools.wraps(function)
     def call(card: Any, *args: Any, **options: Any) -> Any:

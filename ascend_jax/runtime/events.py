@@ -15,7 +15,6 @@ from ascend_jax.runtime import layout
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, enqueue, refusal
 from ascend_jax.runtime.edge import Site, stage, verb
-from ascend_jax.runtime.event_queries import event_elapsed_ms as event_elapsed_ms
 from ascend_jax.runtime.event_slots import AWAITED, EventFlag, latest_record, put_back, take
 from ascend_jax.runtime.handles import find_event, find_stream
 from ascend_jax.runtime.host import spend
@@ -36,8 +35,7 @@ from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import make_room, timeout_of
-
-LONGEST_TIMEOUT_S = 2_147_483  # whole ms are below 2**31; longer ones are cut to 24 days
+from ascend_jax.runtime.timeouts import LONGEST_MS
 
 
 @stage(static=("kind",))
@@ -92,16 +90,17 @@ def _reset(card: CardState, event: Number, stream: Number, site: Number) -> Card
     return answer(card, code, site, stream)[0]
 
 
-def is_negative(timeout_s: Number | None) -> jax.Array:
-    """Return whether a timeout is below 0; None is not."""
-    return jnp.bool_(False) if timeout_s is None else jnp.asarray(timeout_s, jnp.int32) < 0
+def is_wrong_timeout(timeout_s: Number | None) -> jax.Array:
+    """Return whether a wait's own timeout in whole seconds is refused: below 0 or above 35 minutes."""
+    seconds = jnp.asarray(0 if timeout_s is None else timeout_s, jnp.int32)
+    return (seconds < 0) | (seconds > LONGEST_MS // 1000)
 
 
 def timeout_fields(timeout_s: Number | None) -> dict[Any, Number]:
-    """Return the columns of a wait's own timeout in whole seconds, 0 = never; none: the card's wait timeout holds."""
+    """Return the columns of a wait's own timeout, 0 = never; none: the card's wait timeout holds."""
     if timeout_s is None:
         return {}
-    hi, lo = timeout_of(jnp.clip(jnp.asarray(timeout_s, jnp.int32), 0, LONGEST_TIMEOUT_S) * 1000)
+    hi, lo = timeout_of(jnp.clip(jnp.asarray(timeout_s, jnp.int32), 0, LONGEST_MS // 1000) * 1000)
     return {Field.TIMEOUT_HI: hi, Field.TIMEOUT_LO: lo}
 
 
@@ -110,27 +109,14 @@ def _wait(card: CardState, stream: Number, event: Number, timeout_s: Number | No
     code, slot = find_stream(card, stream)
     event_code, row = find_event(card, event)
     entry, waiter = get_row(card.events, row), get_row(card.streams, slot)
-    record = latest_record(card, entry)
-    is_flag = entry[Event.KIND] == EventKind.FLAG
-    joins, join_code = _join(card, slot, entry)
-    cannot_wait = (entry[Event.FLAGS] & AWAITED) == 0
-    code = first_failing(
-        code,
-        event_code,
-        _usable(entry),
-        first_code((is_negative(timeout_s), Code.RT_PARAM_INVALID), (cannot_wait, Code.FEATURE_NOT_SUPPORT)),
-        join_code,
-        refusal(card, slot),
+    record, is_flag = latest_record(card, entry), entry[Event.KIND] == EventKind.FLAG
+    joined, join_code = _join(card, slot, entry, record.stream)
+    own_code = first_code(
+        (is_wrong_timeout(timeout_s), Code.RT_PARAM_INVALID),
+        ((entry[Event.FLAGS] & AWAITED) == 0, Code.FEATURE_NOT_SUPPORT),
     )
+    code = first_failing(code, event_code, _usable(entry), own_code, join_code, refusal(card, slot))
     is_idle = (code == Code.SUCCESS) & ~is_flag & record.is_kept & (record.stream == slot)
-    recorder = get_row(card.streams, record.stream)
-    joined: dict[Any, Number] = {
-        Stream.CAPTURE: Capture.JOINED,
-        Stream.CAPTURE_MODE: recorder[Stream.CAPTURE_MODE],
-        Stream.CAPTURE_THREAD: recorder[Stream.CAPTURE_THREAD],
-    }
-    streams = put_if(joins & (code == Code.SUCCESS), card.streams, slot, with_entries(waiter, joined))
-    card = spend(dataclasses.replace(card, streams=streams), jnp.where(is_idle, 0.0, card.chip["host_event_ns"]))
     fields: dict[Any, Number] = {
         Field.OBJECT: event,
         Field.DEPENDS: jnp.where(is_flag, layout.NONE, record.sequence),
@@ -140,25 +126,32 @@ def _wait(card: CardState, stream: Number, event: Number, timeout_s: Number | No
         Field.SITE: site,
         **timeout_fields(timeout_s),
     }
-    card, queued = enqueue(
-        card, Command(Kind.EVENT_WAIT, slot, fields=fields), jnp.where(is_idle, jnp.int32(layout.NONE), code)
-    )
+    card = dataclasses.replace(card, streams=put_if(code == Code.SUCCESS, card.streams, slot, joined))
+    card = spend(card, jnp.where(is_idle, 0.0, card.chip["host_event_ns"]))
+    skipped = jnp.where(is_idle, jnp.int32(layout.NONE), code)
+    card, queued = enqueue(card, Command(Kind.EVENT_WAIT, slot, fields=fields), skipped)
     code = jnp.where(is_idle, Code.SUCCESS, queued)
     streams = put_if(code != Code.SUCCESS, card.streams, slot, waiter)
     return answer(dataclasses.replace(card, streams=streams), code, site, stream)[0]
 
 
-def _join(card: CardState, slot: jax.Array, entry: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return (whether a wait takes the stream into the capture that recorded the event, code)."""
-    is_inside = get_row(card.streams, slot)[Stream.CAPTURE] != Capture.NONE
-    was_inside = entry[Event.CAPTURED] == 1
+def _join(card: CardState, slot: jax.Array, entry: jax.Array, recorder: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the stream's row after a wait for the event took it into the capture that recorded that, and the code."""
+    waiter, captured = get_row(card.streams, slot), get_row(card.streams, recorder)
+    is_inside, was_inside = waiter[Stream.CAPTURE] != Capture.NONE, entry[Event.CAPTURED] == 1
     is_bound = (entry[Event.KIND] != EventKind.FLAG) & (entry[Event.RECORD] != layout.NONE)
-    context = get_row(card.contexts, jnp.maximum(card.device[Device.CONTEXT], 0))
     joins = is_bound & was_inside & ~is_inside
-    return joins, first_code(
+    columns: dict[Any, Number] = {
+        Stream.CAPTURE: Capture.JOINED,
+        Stream.CAPTURE_MODE: captured[Stream.CAPTURE_MODE],
+        Stream.CAPTURE_THREAD: captured[Stream.CAPTURE_THREAD],
+    }
+    context = get_row(card.contexts, jnp.maximum(card.device[Device.CONTEXT], 0))
+    code = first_code(
         (joins & (context[Context.STREAM] == slot), Code.RT_STREAM_CAPTURE_IMPLICIT),
         (is_bound & is_inside & ~was_inside, Code.RT_CAPTURE_DEPENDENCY),
     )
+    return jnp.where(joins, with_entries(waiter, columns), waiter), code
 
 
 @verb
@@ -259,8 +252,8 @@ def stream_wait_event(
       site: Call site, filled in by the runtime.
 
     Returns:
-      The card. Status as :func:`record_event`, 207000 for an event without SYNC, 107000 for a negative timeout. A wait
-      for a record of a capture takes ``stream`` into it, 107031 if it is the default stream; a captured stream cannot
-      wait for a record outside, 107024.
+      The card. Status as :func:`record_event`, 207000 for an event without SYNC, 107000 for a timeout below 0 or
+      above 35 minutes. A wait for a record of a capture takes ``stream`` into it, 107031 if it is the default stream; a
+      captured stream cannot wait for a record outside, 107024.
     """
     return _wait(make_room(card, site, stream), stream, event, timeout_s, site)

@@ -15,7 +15,7 @@ from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, enqueue
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.event_slots import put_back, take
-from ascend_jax.runtime.events import is_negative, timeout_fields
+from ascend_jax.runtime.events import is_wrong_timeout, timeout_fields
 from ascend_jax.runtime.handles import find_notify, find_stream
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Change, Condition, EventKind, Field, Kind
@@ -51,7 +51,7 @@ def _record(card: CardState, notify: Number, stream: Number, site: Number) -> Ca
 def _wait(card: CardState, notify: Number, stream: Number, timeout_s: Number, site: Number) -> CardState:
     code, slot = find_stream(card, stream)
     notify_code, row = find_notify(card, notify)
-    code = first_failing(code, notify_code, first_code((is_negative(timeout_s), Code.RT_PARAM_INVALID)))
+    code = first_failing(code, notify_code, first_code((is_wrong_timeout(timeout_s), Code.RT_PARAM_INVALID)))
     fields = {
         Field.OBJECT: notify,
         Field.CELL: row,
@@ -140,7 +140,7 @@ def wait_and_reset_notify(
       site: Call site, filled in by the runtime.
 
     Returns:
-      The card. Status as :func:`record_notify`, 107000 for a negative timeout.
+      The card. Status as :func:`record_notify`, 107000 for a timeout below 0 or above 35 minutes.
     """
     return _wait(make_room(card, site, stream), notify, stream, timeout_s, site)
 

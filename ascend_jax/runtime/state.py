@@ -258,5 +258,5 @@ def _empty_table(rows: int) -> CommandTable:
         fields=jnp.array(fields),
         operands=jnp.zeros((rows + 1, layout.OPERANDS, len(Operand)), jnp.int32),
         times=jnp.array(times),
-        effects=jnp.full(rows + 1, layout.Effect.PUBLISHED, jnp.int32),
+        effects=jnp.full(rows + 1, int(layout.Effect.PUBLISHED), jnp.int32),
     )

@@ -43,6 +43,7 @@ def lower(program: Program) -> jax.Array:
     return predecessors(program.fields)
 
 
+@jax.jit
 def durations(program: Program, chip: ChipSpec) -> Instant:
     """Return how long each command takes on an idle card, [N, *batch]; batches of program and chip broadcast.
 

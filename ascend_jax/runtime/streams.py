@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ascend_jax.runtime import layout, status
-from ascend_jax.runtime.advance import Goal, advance
+from ascend_jax.runtime.advance import Goal
 from ascend_jax.runtime.capture_rules import illegal_sync
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import answer
@@ -19,8 +19,7 @@ from ascend_jax.runtime.layout import Context, Device, Stream
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
-from ascend_jax.runtime.synchronize import look
-from ascend_jax.runtime.values import apply_effects
+from ascend_jax.runtime.synchronize import look, reach
 
 FLAGS = 0x3F  # fast launch, fast sync, persistent, huge, CPU schedule, device use only (acl_rt.h, ACL_STREAM_*)
 LEAST_PRIORITY, GREATEST_PRIORITY = 7, 0
@@ -64,12 +63,10 @@ def open_stream(
 
 
 @stage
-def _wait(card: CardState, goal: Goal, wanted: Number, site: Number) -> tuple:
-    goal = Goal(*(jnp.asarray(number, jnp.int32) for number in goal))
-    card, ending = advance(card, goal)
-    failed = status.overrule(card, Code.DEADLOCK, *(jnp.asarray(each, jnp.int32) for each in (site, goal.stream)))
-    card = dataclasses.replace(card, status=jnp.where(ending.is_stuck, failed, card.status))
-    return card, jnp.where(ending.is_stuck, layout.NONE, wanted)
+def _granted(card: CardState, stream: Number, is_stuck: jax.Array, wanted: Number, site: Number) -> tuple:
+    failed = status.overrule(card, Code.DEADLOCK, site, stream)
+    card = dataclasses.replace(card, status=jnp.where(is_stuck, failed, card.status))
+    return card, jnp.where(is_stuck, layout.NONE, wanted)
 
 
 def drain(card: CardState, goal: Goal, wanted: Number, site: Site) -> tuple[CardState, jax.Array]:
@@ -78,8 +75,8 @@ def drain(card: CardState, goal: Goal, wanted: Number, site: Site) -> tuple[Card
     If that can never be, NONE instead of ``wanted``, and the status of the call noted last becomes 900003. Unlike
     :func:`~.synchronize.settle` this does not report what has failed before.
     """
-    card, granted = _wait(card, goal, wanted, site)
-    return apply_effects(card), granted
+    card, ending = reach(card, goal)
+    return _granted(card, goal.stream, ending.is_stuck, wanted, site)
 
 
 @stage

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ascend_jax.runtime import status
-from ascend_jax.runtime.advance import ALL_STREAMS, Goal, advance
+from ascend_jax.runtime.advance import ALL_STREAMS, Ending, Goal, advance
 from ascend_jax.runtime.capture_rules import illegal_sync
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import is_pending, row_of
@@ -33,23 +33,22 @@ from ascend_jax.runtime.values import apply_effects
 
 
 @stage
-def _advance(card: CardState, goal: Goal, expired: Number, site: Number) -> CardState:
-    goal = Goal(*(jnp.asarray(number, jnp.int32) for number in goal))
-    card, ending = advance(card, goal)
-    code = first_code(
-        (card.device[Device.ERROR] != 0, card.device[Device.ERROR]),
-        (_stream_errors(card, goal.stream) != 0, _stream_errors(card, goal.stream)),
-        (_is_dropped(card, goal.command), jnp.int32(Code.RT_STREAM_ABORT)),
-        (ending.is_stuck, jnp.int32(Code.DEADLOCK)),
-        (ending.is_late, jnp.asarray(expired, jnp.int32)),
-    )
-    failed = status.overrule(card, code, jnp.asarray(site, jnp.int32), goal.stream)
-    return dataclasses.replace(card, status=jnp.where(code != Code.SUCCESS, failed, card.status))
+def _advance(card: CardState, goal: Goal) -> tuple[CardState, Ending]:
+    # the one place where the engine is compiled for a card
+    return advance(card, Goal(*(jnp.asarray(number, jnp.int32) for number in goal)))
 
 
 @stage
-def _look(card: CardState) -> CardState:
-    return advance(card, None)[0]
+def _report(card: CardState, goal: Goal, ending: Ending, expired: Number, site: Number) -> CardState:
+    code = first_code(
+        (card.device[Device.ERROR] != 0, card.device[Device.ERROR]),
+        (_stream_errors(card, goal.stream) != 0, _stream_errors(card, goal.stream)),
+        (_is_dropped(card, goal.command), Code.RT_STREAM_ABORT),
+        (ending.is_stuck, Code.DEADLOCK),
+        (ending.is_late, expired),
+    )
+    failed = status.overrule(card, code, site, goal.stream)
+    return dataclasses.replace(card, status=jnp.where(code != Code.SUCCESS, failed, card.status))
 
 
 def _stream_errors(card: CardState, stream: Number) -> jax.Array:
@@ -67,19 +66,26 @@ def _is_dropped(card: CardState, command: Number) -> jax.Array:
     return is_known & (get_row(card.table.times, row)[Time.PHASE] == Phase.DROPPED)
 
 
+def reach(card: CardState, goal: Goal) -> tuple[CardState, Ending]:
+    """Block the host until ``goal`` is reached, stuck or late, and bring memory up to date; the status stays."""
+    card, ending = _advance(card, goal)
+    return apply_effects(card), ending
+
+
 def settle(card: CardState, goal: Goal, site: Site, expired: Number = Code.RT_STREAM_SYNC_TIMEOUT) -> CardState:
     """Block the host until ``goal`` is reached and bring memory up to date.
 
     The status of the call noted last is overruled with the error of the device or of the stream waited for, 107023 if
     the command waited for was dropped, 900003 if the goal can never be reached, ``expired`` past its timeout.
     """
-    return apply_effects(_advance(card, goal, expired, site))
+    card, ending = reach(card, goal)
+    return _report(card, goal, ending, expired, site)
 
 
 def look(card: CardState, site: Site) -> CardState:
     """Simulate the device up to where the host stands."""
     del site
-    return apply_effects(_look(card))
+    return reach(card, Goal(is_look=1))[0]
 
 
 @stage

@@ -46,7 +46,7 @@ def set_op_execute_timeout(card: CardState, timeout_ms: Number | jax.Array, *, s
 def set_op_wait_timeout(card: CardState, timeout_s: Number | jax.Array, *, site: Site = None) -> CardState:
     """Let event, notify and value waits enqueued from now on fail after this (``aclrtSetOpWaitTimeout``); 0: never.
 
-    A wait past the limit, counted from when it came to the head of its stream, fails with 107019 and its stream goes on.
+    A wait past the limit, counted from when it came to the head of its stream, fails with 107019; its stream goes on.
 
     Status as :func:`set_op_execute_timeout`.
     """

@@ -23,7 +23,7 @@ from ascend_jax.runtime.layout import Kind
 from ascend_jax.runtime.memory import Range, byte_range
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
-from ascend_jax.runtime.status import first_code, first_failing
+from ascend_jax.runtime.status import first_code, first_failing, last_code
 from ascend_jax.runtime.synchronize import look, make_room, settle
 
 
@@ -91,9 +91,9 @@ def upload(card: CardState, dst: Number, array: ArrayLike, *, offset: Number = 0
     """
     raw, nbytes = _raw(array)
     place = byte_range(dst, offset, nbytes)
-    card, code = _pageable(make_room(card, site), place, True, site)
+    card = _pageable(make_room(card, site), place, True, site)[0]
     card = settle(card, Goal(stream=host_stream(card)), site)
-    return _store(card, place, raw, code) if _has_bytes(card, nbytes) else card
+    return _store(card, place, raw, last_code(card)) if _has_bytes(card, nbytes) else card
 
 
 @verb
@@ -107,11 +107,11 @@ def download(
     """
     argument = _argument(shape, dtype)
     place = byte_range(src, offset, argument.nbytes)
-    card, code = _pageable(make_room(card, site), place, False, site)
+    card = _pageable(make_room(card, site), place, False, site)[0]
     card = settle(card, Goal(stream=host_stream(card)), site)
     if not _has_bytes(card, argument.nbytes):
         return card, jnp.zeros(argument.shape, argument.dtype)
-    return _load(card, place, code, argument=argument)
+    return _load(card, place, last_code(card), argument=argument)
 
 
 @stage

@@ -67,13 +67,12 @@ def _find(card: CardState, place: Range) -> tuple[jax.Array, jax.Array]:
     is_it = (values[:, 0] == place.pointer) & (values[:, 1] == place.offset)
     is_free = values[:, 0] == layout.NULL
     slot = jnp.where(is_it.any(), jnp.argmax(is_it), jnp.argmax(is_free)).astype(jnp.int32)
-    code = first_code(
-        (place.pointer == layout.NULL, Code.INVALID_PARAM),
-        (place.pointer < layout.NULL, Code.RT_PARAM_INVALID),
+    on_host = first_code((place.pointer < layout.NULL, Code.RT_PARAM_INVALID))
+    rest = first_code(
         ((place.offset & (VALUE_BYTES - 1)) != 0, Code.RT_ADDR_UNALIGNED),
+        (~(is_it | is_free).any(), Code.OBJECT_TABLE_FULL),
     )
-    is_full = ~(is_it | is_free).any()
-    return first_failing(code, check_range(card, place), first_code((is_full, Code.OBJECT_TABLE_FULL))), slot
+    return first_failing(on_host, check_range(card, place), rest), slot
 
 
 def _refresh(card: CardState, place: Range, slot: jax.Array, code: jax.Array) -> CardState:

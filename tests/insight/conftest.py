@@ -29,7 +29,10 @@ def random_log(build):
 
 
 def simulate(seed, count=30, streams=4):
-    """Rows of a run: FIFO per stream, events, and engines given out in the order of becoming ready."""
+    """Rows of a run: FIFO per stream, events, and engines given out in the order of becoming ready.
+
+    A wait is ready when it comes to the head of its stream, and starts and ends when what it awaits has ended.
+    """
     rng = random.Random(seed)
     rows = [_command(rng, number, streams) for number in range(count)]
     issue = rng.randrange(1000)
@@ -41,11 +44,11 @@ def simulate(seed, count=30, streams=4):
     while any(queues.values()):
         heads = [queue[0] for queue in queues.values() if queue and _is_free(queue[0], ended)]
         for row in heads:
-            event = ended.get(row.get("waits_for"), 0)
-            row["ready_ns"] = max(row["issue_ns"], free_from[row["stream"]], event)
+            row["ready_ns"] = max(row["issue_ns"], free_from[row["stream"]])
         row = min(heads, key=lambda row: (row["ready_ns"], row["command"]))
         queues[row["stream"]].remove(row)
-        start = row["ready_ns"] if not _demand(row) else max(row["ready_ns"], clock)
+        released = max(row["ready_ns"], ended.get(row.get("waits_for"), 0))
+        start = released if not _demand(row) else max(released, clock)
         while not _fits(row, start, running):
             start = min(end for end, _ in running if end > start)
         if _demand(row):

@@ -1,6 +1,5 @@
 import itertools
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,10 +62,47 @@ def test_a_command_without_length_can_precede_a_full_one(build):
     assert assign_cores(log).cube.of(1).tolist() == [0, 1, 2, 3]
 
 
-def test_an_engine_fault_is_named(build):
+def test_a_kernel_shows_on_the_cores_that_are_free(build):
     log = build([{"start_ns": 0, "end_ns": 9, "held_cube": 3}, {"start_ns": 8, "held_cube": 2, "stream": 1}])
-    with pytest.raises(ValueError, match="command 1 holds 2 cube cores at 8 ns but only 1 of 4"):
-        assign_cores(log)
+    cube = assign_cores(log).cube
+    assert [cube.of(entry).tolist() for entry in range(2)] == [[0, 1, 2], [3]]
+    assert cube.until_ns.tolist() == [9, 9, 9, 9]  # the log knows nothing later
+
+
+def test_a_kernel_that_starts_on_a_full_chip_takes_a_core_over(build):
+    log = build(
+        [
+            {"start_ns": 0, "end_ns": 20, "held_cube": 2},
+            {"start_ns": 5, "end_ns": 25, "held_cube": 4, "stream": 1},
+            {"start_ns": 10, "end_ns": 12, "held_cube": 3, "stream": 2},
+            {"start_ns": 15, "end_ns": 30, "held_cube": 3, "stream": 3},
+        ]
+    )
+    cube = assign_cores(log).cube
+    assert [cube.of(entry).tolist() for entry in range(4)] == [[0, 1], [2, 3], [0], [0]]
+    assert cube.until_ns.tolist() == [10, 20, 25, 25, 12, 30]
+
+
+@given(st.integers(0, 2**32))
+def test_kernels_that_share_never_share_a_core(random_rows, build, seed):
+    rows = random_rows(seed, count=20)
+    for row in rows:  # what is feasible no longer is: everybody could hold more
+        row["held_cube"] = 2 * row.get("held_cube", 0)
+    log = build(rows)
+    cube = assign_cores(log).cube
+    assert set(cube.entry.tolist()) == {entry for entry in range(20) if log.held_cube[entry]}
+    for core in range(4):
+        mine = cube.core == core
+        runs = sorted(zip(log.start_ns[cube.entry[mine]], cube.until_ns[mine], strict=True))
+        assert all(one[1] <= other[0] for one, other in itertools.pairwise(runs))
+        assert all(start <= until for start, until in runs)
+
+
+def test_a_dropped_command_gives_its_cores_back(build):
+    log = build([{"start_ns": 0, "dropped_ns": 9, "held_cube": 4}, {"start_ns": 9, "held_cube": 1, "stream": 1}])
+    cube = assign_cores(log).cube
+    assert cube.of(1).tolist() == [0]
+    assert cube.until_ns.tolist() == [9] * 5
 
 
 def test_empty_log(build):

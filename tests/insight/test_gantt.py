@@ -18,8 +18,8 @@ def overlap(build):
         [
             {"kind": "copy", "engine": "h2d", "stream": 0, "start_ns": 0, "end_ns": 20_000},
             {"kind": "event record", "stream": 0, "issue_ns": 1000, "start_ns": 20_000, "end_ns": 20_000},
-            {"kind": "event wait", "stream": 1, "issue_ns": 2000, "start_ns": 20_000, "end_ns": 20_000,
-             "waits_for": 1},
+            {"kind": "event wait", "stream": 1, "issue_ns": 2000, "ready_ns": 2000, "start_ns": 20_000,
+             "end_ns": 20_000, "waits_for": 1},
             {"stream": 1, "issue_ns": 3000, "start_ns": 20_000, "end_ns": 40_000, "held_cube": 3},
             {"stream": 12, "issue_ns": 4000, "ready_ns": 4000, "start_ns": 40_000, "end_ns": 50_000,
              "held_cube": 2, "held_vector": 4},
@@ -40,7 +40,7 @@ def test_streams(build):
         stream 1  |  ..................####################                    |
         stream 12 |    ::::::::::::::::::::::::::::::::::::####################|
         # kernel   = copy or memset   + event record or other
-        . waits for an event   : waits for cores or a copy engine
+        . waits for an event or other   : waits for cores or a copy engine
         """,
     )
 
@@ -84,10 +84,10 @@ def test_heads_on_different_cores(build):
 def test_a_hang_reaches_the_right_edge(build):
     log = build(
         [
-            {"kind": "event wait", "stream": 0, "issue_ns": 0, "start_ns": 0},
+            {"kind": "event wait", "stream": 0, "issue_ns": 0, "ready_ns": 0},
             {"stream": 0, "issue_ns": 100},
             {"stream": 1, "issue_ns": 200, "start_ns": 200, "held_cube": 4},
-            {"stream": 2, "issue_ns": 400, "ready_ns": None, "held_cube": 1},
+            {"stream": 2, "issue_ns": 400, "ready_ns": 400, "held_cube": 1},
             {"stream": 3, "issue_ns": 900, "start_ns": 900, "end_ns": 1000},
         ]
     )
@@ -101,17 +101,46 @@ def test_a_hang_reaches_the_right_edge(build):
         stream 1 |       ###############################>|
         stream 2 |               :::::::::::::::::::::::>|
         stream 3 |                                   ####|
-        # kernel   . waits for an event
+        # kernel   . waits for an event or other
         : waits for cores or a copy engine
         > not finished
         """,
     )
 
 
+def test_failed_and_dropped(build):
+    log = build(
+        [
+            {"kind": "notify wait", "stream": 0, "ready_ns": 0, "start_ns": 300, "end_ns": 300, "code": 107019},
+            {"stream": 1, "issue_ns": 0, "start_ns": 0, "dropped_ns": 600, "held_cube": 4},
+            {"stream": 1, "issue_ns": 0, "dropped_ns": 600},
+            {"stream": 2, "issue_ns": 0, "ready_ns": 200, "dropped_ns": 600, "held_cube": 1},
+            {"kind": "value write", "stream": 3, "start_ns": 1000, "end_ns": 1000},
+        ]
+    )
+    expect(
+        gantt(log, width=51),
+        """
+        Ascend910B2 (test), simulated: 5 commands in 1 us
+        us        0   0.1 0.2 0.3 0.4 0.5 0.6 0.7 0.8 0.9
+                  +---+---+---+---+---+---+---+---+---+---
+        stream 0 |............!                           |
+        stream 1 |########################x               |
+        stream 2 |        ::::::::::::::::x               |
+        stream 3 |                                       +|
+        # kernel   + event record or other
+        . waits for an event or other
+        : waits for cores or a copy engine   x dropped
+        ! failed
+        """,
+    )
+    assert "cube 0-3   |AAAAAAAAAAAAAAAAAAAAAA" in gantt(log, width=50, by="core")
+
+
 def test_late_logs_say_where_they_begin(build):
     row = {"issue_ns": 7_000_500, "start_ns": 7_001_000, "end_ns": 7_002_000}
-    first = gantt(build([row], dropped=3)).splitlines()[0]
-    assert first.endswith("1 command in 1.5 us, from 7000.5 us on, 3 earlier ones dropped from the log")
+    first = gantt(build([row], forgotten=3)).splitlines()[0]
+    assert first.endswith("1 command in 1.5 us, from 7000.5 us on, 3 earlier ones no longer in the log")
 
 
 @pytest.mark.parametrize("by", ["stream", "core"])

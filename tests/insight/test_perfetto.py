@@ -101,8 +101,8 @@ def test_a_log_cut_short_gives_a_valid_trace(random_rows, build, seed, cut):
     validate(trace)
     started = [row for row in rows if row["start_ns"] is not None]
     assert trace["otherData"]["commands not started"] == len(rows) - len(started)
-    flags = [event["args"]["finished"] for event in process(trace, "Ascend Hardware")]
-    assert sum(flags) == sum(row["end_ns"] is not None for row in rows)
+    states = [event["args"]["state"] for event in process(trace, "Ascend Hardware")]
+    assert states.count("done") == sum(row["end_ns"] is not None for row in rows)
 
 
 def test_known_case(build):
@@ -111,7 +111,7 @@ def test_known_case(build):
             {"name": "MatMul", "stream": 3, "issue_ns": 10, "start_ns": 12, "end_ns": 1012, "held_cube": 2,
              "held_vector": 4, "limit": "cube", "moved_bytes": 64, "site": "a.py:7"},
             {"kind": "event record", "stream": 3, "issue_ns": 11, "start_ns": 1012, "end_ns": 1012},
-            {"kind": "event wait", "stream": 5, "issue_ns": 20, "start_ns": 1012, "end_ns": 1012,
+            {"kind": "event wait", "stream": 5, "issue_ns": 20, "ready_ns": 20, "start_ns": 1012, "end_ns": 1012,
              "waits_for": 1},
             {"kind": "copy", "name": "copy device to host", "stream": 5, "issue_ns": 30, "start_ns": 1012,
              "end_ns": 3012, "engine": "d2h", "moved_bytes": 50_000},
@@ -119,12 +119,14 @@ def test_known_case(build):
     )  # fmt: skip
     trace = to_perfetto(log)
     by_phase = validate(trace)
-    matmul, record, wait, copy = process(trace, "Ascend Hardware")
+    matmul, wait, record, copy = process(trace, "Ascend Hardware")
     assert (matmul["ts"], matmul["dur"], matmul["tid"]) == (0.012, 1.0, 3)
     assert matmul["args"] == {
-        "Task Type": "MIX_AIC", "Stream Id": 3, "Task Id": 0, "cube cores": 2, "vector cores": 4,
-        "wait reason": "", "limit": "cube", "moved bytes": 64, "call site": "a.py:7", "finished": True,
+        "Task Type": "MIX_AIC", "Stream Id": 3, "Task Id": 0, "Block Num": 1, "cube cores": 2, "vector cores": 4,
+        "priority": 0, "host thread": 0, "wait reason": "", "limit": "cube", "moved bytes": 64, "call site": "a.py:7",
+        "state": "done", "result": 0,
     }  # fmt: skip
+    assert (wait["ts"], wait["dur"]) == (0.02, 0.992)  # from the head of its stream to its release
     assert [e["args"]["Task Type"] for e in (record, wait)] == ["EVENT_RECORD", "EVENT_WAIT"]
     assert copy["args"]["Task Type"] == "MEMCPY_ASYNC"
     assert copy["args"]["wait reason"] == "event"
@@ -141,7 +143,8 @@ def test_known_case(build):
     assert trace["displayTimeUnit"] == "ns"
     assert trace["otherData"] == {
         "chip": "Ascend910B2", "calibration": "test", "simulated": True, "commands": 4,
-        "commands dropped from the log": 0, "commands not started": 0, "core tracks": "shown",
+        "commands no longer in the log": 0, "commands not started": 0, "commands failed": 0, "commands dropped": 0,
+        "core tracks": "shown",
     }  # fmt: skip
 
 
@@ -157,13 +160,38 @@ def test_task_types_tell_the_cores(build):
 def test_a_wait_issued_before_its_record_still_gets_its_arrow(build):
     log = build(
         [
-            {"kind": "event wait", "stream": 0, "start_ns": 0, "end_ns": 50, "waits_for": 2},
+            {"kind": "event wait", "stream": 0, "ready_ns": 0, "start_ns": 50, "end_ns": 50, "waits_for": 2},
             {"stream": 0, "start_ns": 50, "end_ns": 60},
             {"kind": "event record", "stream": 1, "start_ns": 50, "end_ns": 50},
         ]
     )
     arrows = [e for e in validate(to_perfetto(log))["f"] if e["cat"] == "event"]
     assert [(e["ts"], e["tid"]) for e in arrows] == [(0.05, 0)]
+
+
+def test_failed_dropped_and_waiting_commands(build):
+    log = build(
+        [
+            {"stream": 0, "start_ns": 0, "end_ns": 40, "code": 507015},
+            {"stream": 1, "start_ns": 0, "dropped_ns": 60, "held_vector": 2},
+            {"kind": "notify wait", "stream": 2, "ready_ns": 10},
+            {"kind": "notify record", "stream": 1, "dropped_ns": 60},
+        ]
+    )
+    trace = to_perfetto(log)
+    validate(trace)
+    shown = {e["args"]["Task Id"]: (e["dur"], e["args"]["state"]) for e in process(trace, "Ascend Hardware")}
+    assert shown == {0: (0.04, "failed"), 1: (0.06, "dropped"), 2: (0.05, "ready")}
+    assert {e["dur"] for e in process(trace, "Vector cores")} == {0.06}
+    assert trace["otherData"]["commands failed"] == 1 and trace["otherData"]["commands dropped"] == 2
+
+
+def test_a_core_that_is_taken_over_shows_one_kernel_at_a_time(build):
+    log = build([{"start_ns": 0, "end_ns": 20, "held_cube": 4}, {"start_ns": 8, "end_ns": 30, "held_cube": 1}])
+    trace = to_perfetto(log)
+    validate({**trace, "traceEvents": [e for e in trace["traceEvents"] if e["pid"] == 36 << 5]})
+    extents = [(e["tid"], e["ts"], e["dur"]) for e in process(trace, "Cube cores")]
+    assert extents[0] == (0, 0.0, 0.008) and extents[-1] == (0, 0.008, 0.022)
 
 
 def test_core_tracks_are_left_out_of_a_large_trace(build, monkeypatch):

@@ -11,21 +11,19 @@ from ascend_jax.insight.timeline import NEVER_NS, Timeline
 SEEDS = st.integers(0, 2**32)
 
 
+WAITS = {"event wait": "event", "notify wait": "notify", "value wait": "value", "callback wait": "callback"}
+
+
 def expected_reasons(rows):
     """The rule of `wait_reason` for finished logs, row by row."""
-    end = {row["command"]: row["end_ns"] for row in rows}
     last, reasons = {}, []
     for row in rows:
         previous = last.get(row["stream"])
         before = -1 if previous is None else previous["end_ns"]
-        event = end.get(row.get("waits_for"), -1)
         if row["start_ns"] > row["ready_ns"]:
-            reason = "copy engine" if row.get("engine") else "cores"
-        elif before >= max(event, row["issue_ns"]):
-            behind_wait = previous["kind"] == "event wait"
-            reason = previous["reason"] if behind_wait else "stream order"
-        elif event >= row["issue_ns"]:
-            reason = "event"
+            reason = WAITS.get(row["kind"]) or ("copy engine" if row.get("engine") else "cores")
+        elif before >= row["issue_ns"]:
+            reason = previous["reason"] if previous["kind"] in WAITS else "stream order"
         else:
             reason = "host" if row["issue_ns"] > rows[0]["issue_ns"] else ""
         row["reason"] = reason
@@ -79,23 +77,80 @@ def test_rows_survive_json(build, random_rows, seed):
 def test_a_hang_is_told_from_a_queue(build):
     log = build(
         [
-            {"kind": "event wait", "stream": 0, "start_ns": 0},  # nobody recorded the event
+            {"kind": "event wait", "stream": 0, "ready_ns": 0},  # nobody recorded the event
             {"stream": 0, "held_cube": 1},
             {"stream": 1, "start_ns": 0, "held_cube": 4},  # still running
             {"stream": 1, "held_cube": 4},
-            {"stream": 2, "held_cube": 1},
-            {"kind": "event wait", "stream": 3, "waits_for": 3},
-            {"kind": "copy", "engine": "d2h", "stream": 4},
+            {"stream": 2, "ready_ns": 0, "held_cube": 1},
+            {"kind": "event wait", "stream": 3, "ready_ns": 0, "waits_for": 3},
+            {"kind": "copy", "engine": "d2h", "stream": 4, "ready_ns": 0},
+            {"kind": "notify wait", "stream": 5, "ready_ns": 0},
+            {"kind": "value wait", "stream": 6, "ready_ns": 0},
+            {"kind": "callback wait", "stream": 7, "ready_ns": 0},
+            {"kind": "event record", "stream": 7},
+            {"stream": 8},  # the device has not come to it
         ]
     )
     assert log.wait_reason().tolist() == [
         "event", "event", "", "stream order", "cores", "event", "copy engine",
+        "notify", "value", "callback", "callback", "",
     ]  # fmt: skip
-    assert log.started.tolist() == [True, False, True, False, False, False, False]
+    assert log.started.tolist() == [False, False, True] + [False] * 9
+    assert log.state().tolist() == [
+        "ready", "queued", "running", "queued", *["ready"] * 6, "queued", "queued",
+    ]  # fmt: skip
     assert not log.finished.any()
     assert log.makespan_ns == 0
     assert set(log.utilisation().values()) == {0.0}
     assert log.rows()[1]["start_ns"] is None
+
+
+def test_a_wait_that_was_released_before_it_came_up_holds_nobody(build):
+    log = build(
+        [
+            {"stream": 0, "start_ns": 0, "end_ns": 9},
+            {"kind": "notify wait", "stream": 0, "issue_ns": 1, "start_ns": 9, "end_ns": 9},
+            {"stream": 0, "issue_ns": 2, "start_ns": 9, "end_ns": 12},
+            {"kind": "notify wait", "stream": 0, "issue_ns": 3, "ready_ns": 12, "start_ns": 20, "end_ns": 20},
+            {"stream": 0, "issue_ns": 4, "start_ns": 20, "end_ns": 21},
+        ]
+    )
+    assert log.wait_reason().tolist() == ["", "stream order", "stream order", "notify", "notify"]
+    assert log.since_ns().tolist() == [0, 9, 9, 12, 20]
+    assert log.until_ns().tolist() == [9, 9, 12, 20, 21]
+
+
+def test_failed_and_dropped_commands(build):
+    log = build(
+        [
+            {"stream": 1, "start_ns": 0, "end_ns": 40, "code": 507015},
+            {"stream": 1, "issue_ns": 1, "ready_ns": 40, "start_ns": 41, "dropped_ns": 60, "held_cube": 2},
+            {"stream": 1, "issue_ns": 2, "dropped_ns": 60, "held_cube": 1},
+            {"stream": 1, "issue_ns": 70, "start_ns": 70, "end_ns": 80},  # the drop has emptied the stream
+            {"kind": "event wait", "stream": 2, "issue_ns": 3, "ready_ns": 3, "waits_for": 2},
+            {"kind": "event wait", "stream": 3, "issue_ns": 3, "ready_ns": 5, "dropped_ns": 60},
+        ]
+    )
+    log = dataclasses.replace(log, now_ns=100)
+    assert log.state().tolist() == ["failed", "dropped", "dropped", "done", "ready", "dropped"]
+    assert log.wait_reason().tolist() == ["", "cores", "stream order", "host", "event", "event"]
+    assert log.previous().tolist() == [-1, 0, 1, -1, -1, -1]
+    assert log.event_ns()[4] == NEVER_NS
+    assert log.until_ns().tolist() == [40, 60, -1, 80, 100, 60]
+    assert log.finished.tolist() == [True, False, False, True, False, False]
+    assert log.max_concurrent_kernels() == 1
+    assert log.rows()[1]["state"] == "dropped" and log.rows()[0]["dropped_ns"] is None
+
+
+def test_nothing_is_awaited_after_the_last_drop(build):
+    log = build([{"start_ns": 0, "dropped_ns": 30}, {"stream": 1, "start_ns": 0, "end_ns": 9}])
+    assert dataclasses.replace(log, now_ns=100).horizon_ns == 30
+
+
+def test_kernels_that_share_the_chip_hold_at_most_all_of_it(build):
+    rows = [{"stream": s, "start_ns": 10 * s, "end_ns": 10 * s + 20, "held_cube": 3} for s in range(2)]
+    # 0..10: 3 of 4 cores, 10..20: both, so all 4, 20..30: 3
+    assert build(rows).utilisation()["cube held"] == pytest.approx((30 + 40 + 30) / (4 * 30))
 
 
 def test_times_of_predecessors(build):

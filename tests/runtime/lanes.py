@@ -122,6 +122,11 @@ def difference(found: Answer, wanted: Answer) -> str:
     return ""
 
 
+def stacked(answers: Sequence[Answer]) -> Answer:
+    """Return answers of several lists as a batch."""
+    return Answer(*map(np.stack, zip(*answers, strict=True)))
+
+
 def lane(answers: Answer, number: int) -> Answer:
     """Return one lane of a batch of answers."""
     return Answer(*(part[number] for part in answers))

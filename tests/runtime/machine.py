@@ -103,6 +103,7 @@ class Machine:
         self.faults: dict[int, tuple[int, str]] = {}  # sequence number -> (code, reach)
         self.jobs: list[Job] = []
         self.calls = self.sticky = self.last = 0
+        self.op_timeout = self.wait_timeout = 0  # ns, of kernels and waits enqueued from now on; 0: never
         pad = int(fields["malloc_pad_bytes"])
         self.hbm = Pages(HBM_FIRST, int(fields["hbm_bytes"]), sizes["max_blocks"], pad=pad)
         host_end = HOST_FIRST + sizes["host_backing_bytes"]

@@ -5,23 +5,19 @@
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from math import ceil, floor
+from math import floor
 
 from tests.runtime.machine import (
-    ALL_STREAMS,
     BAD_STREAM,
     INVALID_PARAM,
     NOBODY,
-    NO_CONTEXT,
     OBJECTS_FULL,
     RT_PARAM_INVALID,
     SUCCESS,
     Event,
-    Job,
     Machine,
     Slots,
     Stream,
-    Thread,
 )
 from tests.runtime.scheduler import POOL, WORD
 
@@ -29,6 +25,7 @@ NOT_SUPPORTED, NO_STREAM, NO_EVENT, NO_NOTIFY, UNALIGNED = 207000, 207005, 20700
 IS_SERVED, NOT_SERVED_HERE, NOBODY_SERVES = 107011, 107012, 107015
 EVENT_TIMEOUT, REPORT_TIMEOUT, DEADLOCK = 507047, 507012, 900003
 SYNC, TIME_LINE, PROGRESS, DEVICE_ONLY, EXTERNAL, IPC = 0x01, 0x08, 0x02, 0x10, 0x20, 0x40
+CUBE_LATE, VECTOR_LATE, LONGEST_MS = 507014, 507034, 2_147_483
 CONDITIONS = ("GE", "EQ", "AND", "NOR")
 MS = 10**6
 
@@ -94,6 +91,9 @@ class Card(Machine):
                 vector=cores[1],
                 writes=tuple((self.index(p, o), n) for p, o, n in writes),
                 compute=lambda memory: value(*(bytes(memory[i : i + n]) for i, n in inputs)),
+                timeout=self.op_timeout,
+                timeout_code=CUBE_LATE if cores[0] else VECTOR_LATE,
+                timeout_reach="device",
                 **{pool: self._share(pool, nbytes, seconds) for pool, nbytes in pools.items()},
             )
         self.answer(code)
@@ -266,6 +266,7 @@ class Card(Machine):
             self.scheduler.drop_stream(stream.slot)
 
     def set_stream_failure_mode(self, handle: int, mode: int) -> None:
+        self.look()
         code, stream = self.find_stream(handle)
         stops = self.scheduler.stop_on_failure
         if not code and mode not in (0, 1):
@@ -273,7 +274,11 @@ class Card(Machine):
         elif not code and mode == 0 and stream.slot in stops:
             code = NOT_SUPPORTED
         if self.answer(code) == SUCCESS and mode == 1:
-            stops |= {slot for slot, other in self.streams.live.items() if other.context == stream.context}
+            own = [slot for slot, other in self.streams.live.items() if other.context == stream.context]
+            stops.update(own)
+            for slot in own:
+                if self.scheduler.stream_error[slot]:
+                    self.scheduler.drop_stream(slot)
 
     # synchronisation --------------------------------------------------------------------------------------------
 
@@ -378,11 +383,10 @@ class Card(Machine):
             code, _ = self.enqueue("event reset", stream.slot, handle=handle, cell=self._cell_of(event), effect="SET")
         self.answer(code)
 
-    def wait_event(self, stream_handle: int, handle: int, timeout_s: int = 0) -> None:
+    def wait_event(self, stream_handle: int, handle: int, timeout_s: int | None = None) -> None:
         self.make_room(stream_handle)
         code, event, stream = self._find_both(self.events, handle, stream_handle)
-        if not code and timeout_s < 0:
-            code = RT_PARAM_INVALID
+        code = code or self._wrong_seconds(timeout_s or 0)
         if not code and not event.flags & (SYNC | EXTERNAL | IPC):
             code = NOT_SUPPORTED
         code = code or self.refusal(stream.slot)
@@ -396,8 +400,13 @@ class Card(Machine):
             what = {"depends": record}
             if event.kind == "flag":
                 what = {"cell": self._cell_of(event), "condition": "GE", "value": 1}
-            code, _ = self.enqueue("event wait", stream.slot, handle=handle, timeout=timeout_s * 10**9, **what)
+            timeout = self.wait_timeout if timeout_s is None else timeout_s * 10**9
+            code, _ = self.enqueue("event wait", stream.slot, handle=handle, timeout=timeout, **what)
         self.answer(code)
+
+    @staticmethod
+    def _wrong_seconds(timeout_s: int) -> int:
+        return SUCCESS if 0 <= timeout_s * 1000 <= LONGEST_MS else RT_PARAM_INVALID
 
     def query_event(self, handle: int) -> int:
         """0: complete or never recorded."""
@@ -443,7 +452,7 @@ class Card(Machine):
         self.make_room(stream_handle)
         self.spend("host_event_ns")
         code, notify, stream = self._find_both(self.notifies, handle, stream_handle)
-        code = code or (RT_PARAM_INVALID if timeout_s < 0 else SUCCESS)
+        code = code or self._wrong_seconds(timeout_s)
         if not code:
             look = {"cell": self._cell_of(notify), "condition": "GE", "value": 1, "effect": "SET"}
             code, _ = self.enqueue("notify wait", stream.slot, handle=handle, timeout=timeout_s * 10**9, **look)
@@ -467,7 +476,7 @@ class Card(Machine):
         code, stream = self.find_stream(handle)
         if not code and place[0] <= 0:
             code = RT_PARAM_INVALID if place[0] else INVALID_PARAM
-        code = code or (UNALIGNED if place[1] % 8 else SUCCESS) or self.check(*place, 8)
+        code = code or self.check(*place, 8) or (UNALIGNED if place[1] % 8 else SUCCESS)
         if not code and address not in self.values and len(self.values) == self.max_values:
             code = OBJECTS_FULL
         code = code or wrong
@@ -494,7 +503,8 @@ class Card(Machine):
     def value_wait(self, place: tuple[int, int], value: int, handle: int, flag: int) -> None:
         condition = CONDITIONS[flag] if 0 <= flag <= 3 else ""
         wrong = SUCCESS if condition else RT_PARAM_INVALID
-        self._value("value wait", place, handle, wrong, condition=condition, value=value % WORD)
+        look = {"condition": condition, "value": value % WORD, "timeout": self.wait_timeout}
+        self._value("value wait", place, handle, wrong, **look)
 
     # failures ---------------------------------------------------------------------------------------------------
 
@@ -504,6 +514,17 @@ class Card(Machine):
         wrong = SUCCESS if is_known else RT_PARAM_INVALID
         if self.answer(wrong or (OBJECTS_FULL if is_full else SUCCESS)) == SUCCESS:
             self.faults[len(self.jobs) + skip] = code, {1: "stream", 2: "device"}[reach]
+
+    def _set_timeout(self, name: str, limit_ms: int) -> None:
+        wrong = SUCCESS if 0 <= limit_ms <= LONGEST_MS else RT_PARAM_INVALID
+        if self.answer(self.has_context() or wrong) == SUCCESS:
+            setattr(self, name, limit_ms * MS)
+
+    def set_op_execute_timeout(self, limit_ms: int) -> None:
+        self._set_timeout("op_timeout", limit_ms)
+
+    def set_op_wait_timeout(self, limit_s: int) -> None:
+        self._set_timeout("wait_timeout", limit_s * 1000)
 
     # callbacks --------------------------------------------------------------------------------------------------
 
@@ -516,7 +537,7 @@ class Card(Machine):
 
     def unsubscribe_report(self, thread: int, handle: int) -> None:
         code, stream = self.find_stream(handle)
-        if not code and stream.reporter != thread:
+        if not code and (stream.reporter != thread or thread == NOBODY):
             code = IS_SERVED if stream.reporter == NOBODY else NOT_SERVED_HERE
         if self.answer(code) == SUCCESS:
             stream.reporter = NOBODY
@@ -556,7 +577,7 @@ class Card(Machine):
         if self.last or not due:
             self.look()
             return NOBODY
-        job = min(due, key=lambda job: (job.end, job.sequence))
+        job = min(due, key=lambda job: (job.end, job.stream, job.sequence))
         self.host += max(0, callback_ns)
         self.scheduler.cells[self.cell("thread", self.thread)] -= 1
         job.has_run = True

@@ -1,12 +1,11 @@
-"""Random host programs, run by the twin and by ascend_jax: eagerly, under one jit, under vmap.
+"""Host programs, run by the twin and by ascend_jax: eagerly, under one jit, under vmap.
 
-A program is an int32 array [L, 8]: (call, seven arguments). The same table of branches serves every way to run it.
+A program is an int32 array [L, 1 + ARGUMENTS]: a call and its arguments. One table, :data:`CALLS`, says what each call
+is on both sides.
 """
 
 import dataclasses
-import functools
-import random
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,52 +15,38 @@ import numpy as np
 import ascend_jax as aj
 from ascend_jax.chip.fields import FIELDS
 from ascend_jax.ops.registry import Operator, Plan
-from ascend_jax.runtime.kernels import Cost, Executor
+from ascend_jax.runtime.kernels import Executor, kernel_cost
+from tests.runtime.oracle import Card
 
-CALLS = (
-    "launch_mix", "launch_pair", "copy_async", "fill_async", "record", "wait", "sync_stream", "sync_event",
-    "sync_device", "copy", "fill", "work", "host_write", "host_read", "upload", "download",
-    "create_stream", "destroy_stream", "create_event", "destroy_event",
-)  # fmt: skip
-CALL = {name: number for number, name in enumerate(CALLS)}
-ARGUMENTS = 7
 DEVICE, HOST = 0, 1  # places are coded (space, offset)
 DEVICE_BYTES, HOST_BYTES = 70_000, 512
 MIX_BYTES, PAIR_BYTES, HOST_WORD = 48, 80, 40
+SITE = 1
 
 # Every cost a multiple of ten and every rate a power of two per ns: ties are frequent and durations whole.
 TIES = {
     "host_launch_ns": 10, "host_copy_enqueue_ns": 10, "host_copy_sync_ns": 20, "host_malloc_ns": 10, "host_free_ns": 10,
     "host_stream_create_ns": 10, "host_event_ns": 10, "host_sync_ns": 10, "host_op_prepare_ns": 10,
     "copy_latency_ns": 20, "h2d_bytes_per_s": 1e9, "d2h_bytes_per_s": 2e9, "d2d_bytes_per_s": 4e9,
+    "hbm_bytes_per_s": 16e9, "l2_bytes_per_s": 32e9,
 }  # fmt: skip
 ODD = TIES | {
     "host_launch_ns": 4507, "host_copy_enqueue_ns": 3203, "host_copy_sync_ns": 12_007,
     "host_event_ns": 2953, "host_sync_ns": 2609, "copy_latency_ns": 5003,
     "h2d_bytes_per_s": 5e8, "d2h_bytes_per_s": 2.5e8, "d2d_bytes_per_s": 1e9,
+    "hbm_bytes_per_s": 1e9, "l2_bytes_per_s": 3e9,
 }  # fmt: skip
+SHEETS = {"ties": TIES, "odd": ODD}
 
 
 def operator(name: str, value: Any) -> None:
-    """Register a test operator whose attributes are its cost; a second call does nothing."""
+    """Register a test operator; its cost is chosen at each launch. A second call does nothing."""
 
-    def plan(chip: Any, inputs: tuple, outputs: tuple, *limit: Any, duration: int, cube: int, vector: int) -> Plan:
-        return Plan(cost(duration, cube, vector), 0, True)
-
-    def values(*arrays: jax.Array, duration: int, cube: int, vector: int) -> list[jax.Array]:
-        return value(*arrays)
+    def plan(chip: Any, inputs: tuple, outputs: tuple, *limit: Any) -> Plan:
+        return Plan(kernel_cost(10.0, cube_cores=1, vector_cores=1), 0, True)
 
     if name not in aj.ops.names():
-        aj.ops.add(Operator(name, values, plan))
-
-
-def cost(duration: Any, cube: Any, vector: Any) -> Cost:
-    """Return a cost of which only duration and cores matter."""
-    matters = {"duration_ns": duration, "cube_cores": cube, "vector_cores": vector, "blocks": 1}
-    floats = ("duration_ns", "cube_busy_ns", "vector_busy_ns", "hbm_bytes")
-    names = [field.name for field in dataclasses.fields(Cost)]
-    types = {name: jnp.float32 if name in floats else jnp.int32 for name in names}
-    return Cost(**{name: jnp.asarray(matters.get(name, 0), types[name]) for name in names})
+        aj.ops.add(Operator(name, value, plan))
 
 
 def mix(x: Any) -> list:
@@ -98,8 +83,9 @@ def chip(fields: dict) -> aj.ChipSpec:
 
 def sizes(**changed: int) -> dict:
     """The one static shape that all random programs share."""
-    return {"max_streams": 4, "max_events": 3, "max_commands": 16, "max_blocks": 4, "hbm_backing_bytes": 73_728,
-                "host_backing_bytes": 512} | changed  # fmt: skip
+    return {"max_streams": 4, "max_events": 3, "max_notifies": 2, "max_values": 3, "max_contexts": 2, "max_threads": 2,
+            "max_faults": 2, "max_commands": 16, "max_blocks": 4, "hbm_backing_bytes": 73_728,
+            "host_backing_bytes": 512} | changed  # fmt: skip
 
 
 def kit(fields: dict, **changed: int) -> Kit:
@@ -107,30 +93,21 @@ def kit(fields: dict, **changed: int) -> Kit:
     operator("runtime_test_mix", mix)
     operator("runtime_test_pair", pair)
     card = aj.init(chip(fields), **sizes(**changed))
-    card, device = aj.malloc(card, DEVICE_BYTES, site=1)
-    card, host = aj.malloc_host(card, HOST_BYTES, site=2)
-    cost_of = {"duration": 10, "cube": 1, "vector": 1}
+    card, device = aj.malloc(card, DEVICE_BYTES, site=SITE)
+    card, host = aj.malloc_host(card, HOST_BYTES, site=SITE)
     small = aj.tensor(device, (MIX_BYTES,), "uint8")
     large = aj.tensor(device, (PAIR_BYTES,), "uint8")
-    card, _, mixer = aj.ops.get_workspace_size(card, "runtime_test_mix", [small], [small], cost_of, site=3)
-    card, _, pairer = aj.ops.get_workspace_size(card, "runtime_test_pair", [large] * 2, [large] * 2, cost_of, site=4)
-    card, _ = aj.create_stream(card, site=5)
-    card, _ = aj.create_event(card, site=6)
+    card, _, mixer = aj.ops.get_workspace_size(card, "runtime_test_mix", [small], [small], {}, site=SITE)
+    card, _, pairer = aj.ops.get_workspace_size(card, "runtime_test_pair", [large] * 2, [large] * 2, {}, site=SITE)
+    card, _ = aj.create_stream(card, site=SITE)
+    card, _ = aj.create_event(card, site=SITE)
     return Kit(card, mixer, pairer, int(device), int(host))
 
 
-def twin(oracle: ModuleType, fields: dict, **changed: int) -> Any:
+def twin(fields: dict, *, waits_for_room: bool = False, **changed: int) -> Card:
     """The twin after the same set-up as :func:`kit`."""
-    size = sizes(**changed)
     sheet = dict(zip(FIELDS, np.asarray(chip(fields).values).tolist(), strict=True))
-    card = oracle.Card(
-        sheet,
-        max_streams=size["max_streams"],
-        max_events=size["max_events"],
-        max_blocks=size["max_blocks"],
-        hbm_backing=size["hbm_backing_bytes"],
-        host_backing=size["host_backing_bytes"],
-    )
+    card = Card(sheet, sizes(**changed), waits_for_room=waits_for_room)
     card.malloc(DEVICE_BYTES)
     card.malloc_host(HOST_BYTES)
     card.prepare()
@@ -140,259 +117,388 @@ def twin(oracle: ModuleType, fields: dict, **changed: int) -> Any:
     return card
 
 
-# One call -----------------------------------------------------------------------------------------------------
+# Calls --------------------------------------------------------------------------------------------------------
 
 
-def branches(kit: Kit) -> list:
-    """Return one function per call: ``(card, arguments) -> (card, handle, bytes [HOST_WORD])``."""
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call on both sides: ``(kit, card, *arguments)`` to a card and possibly an answer, ``(kit, twin, ...)``."""
 
-    def place(space: Any, offset: Any) -> tuple:
-        return jnp.where(space == HOST, kit.host, kit.device).astype(jnp.int32), offset
-
-    def launch(executor: Executor, card: aj.CardState, a: Any) -> aj.CardState:
-        # arguments: stream, duration, cube, vector, then operand offsets (pair: second input and outputs follow)
-        offsets = [a[4], a[5]] if executor is kit.mix else [a[4], a[5], a[6], a[6] + PAIR_BYTES]
-        operands = executor.operands
-        for slot, offset in enumerate(offsets):
-            operands = operands.at[slot, 1].set(offset)
-        changed = dataclasses.replace(executor, operands=operands, cost=cost(a[1], a[2], a[3]))
-        return aj.launch(card, changed, 0, a[0], site=10)
-
-    def copy(card: aj.CardState, a: Any, *stream: Any) -> aj.CardState:
-        (dst, to), (src, start) = place(a[1], a[2]), place(a[3], a[4])
-        verb = aj.memcpy_async if stream else aj.memcpy
-        return verb(card, dst, src, a[5], *stream, dst_offset=to, src_offset=start, site=11)
-
-    def fill(card: aj.CardState, a: Any, *stream: Any) -> aj.CardState:
-        dst, to = place(a[1], a[2])
-        verb = aj.memset_async if stream else aj.memset
-        return verb(card, dst, a[3], a[5], *stream, dst_offset=to, site=12)
-
-    def data(a: Any) -> jax.Array:
-        return (jnp.arange(HOST_WORD) * 5 + a[3]).astype(jnp.uint8)
-
-    def put(verb: Any, space: int) -> Any:
-        return lambda card, a: verb(card, *place(space, 0)[:1], data(a), offset=a[2], site=13)
-
-    def get(verb: Any, space: int) -> Any:
-        def run(card: aj.CardState, a: Any) -> tuple:
-            card, out = verb(card, *place(space, 0)[:1], (HOST_WORD,), "uint8", offset=a[2], site=14)
-            return card, jnp.int32(0), out
-
-        return run
-
-    def handle(verb: Any) -> Any:
-        return lambda card, a: (*verb(card, site=15), jnp.zeros(HOST_WORD, jnp.uint8))
-
-    def plain(run: Any) -> Any:
-        return lambda card, a: (run(card, a), jnp.int32(0), jnp.zeros(HOST_WORD, jnp.uint8))
-
-    table = {
-        "launch_mix": plain(functools.partial(launch, kit.mix)),
-        "launch_pair": plain(functools.partial(launch, kit.pair)),
-        "copy_async": plain(lambda card, a: copy(card, a, a[0])),
-        "fill_async": plain(lambda card, a: fill(card, a, a[0])),
-        "record": plain(lambda card, a: aj.record_event(card, a[1], a[0], site=16)),
-        "wait": plain(lambda card, a: aj.stream_wait_event(card, a[0], a[1], site=17)),
-        "sync_stream": plain(lambda card, a: aj.synchronize_stream(card, a[0], site=18)),
-        "sync_event": plain(lambda card, a: aj.synchronize_event(card, a[1], site=19)),
-        "sync_device": plain(lambda card, a: aj.synchronize_device(card, site=20)),
-        "copy": plain(copy),
-        "fill": plain(fill),
-        "work": plain(lambda card, a: aj.host_work(card, a[1])),
-        "host_write": plain(put(aj.host_write, HOST)),
-        "host_read": get(aj.host_read, HOST),
-        "upload": plain(put(aj.upload, DEVICE)),
-        "download": get(aj.download, DEVICE),
-        "create_stream": handle(aj.create_stream),
-        "destroy_stream": plain(lambda card, a: aj.destroy_stream(card, a[0], site=21)),
-        "create_event": handle(aj.create_event),
-        "destroy_event": plain(lambda card, a: aj.destroy_event(card, a[1], site=22)),
-    }
-    return [table[name] for name in CALLS]
+    names: tuple[str, ...]
+    run: Callable[..., Any]
+    twin: Callable[..., int | bytes | None]
 
 
-def twin_call(card: Any, kit: Kit, call: np.ndarray) -> tuple[int, bytes]:
-    """Make one call on the twin; return (handle, bytes)."""
-    name, a = CALLS[call[0]], [int(x) for x in call[1:]]
-    empty = bytes(HOST_WORD)
-    word = bytes((i * 5 + a[3]) % 256 for i in range(HOST_WORD))
-
-    def place(space: int, offset: int) -> tuple[int, int]:
-        return (kit.host if space == HOST else kit.device), offset
-
-    match name:
-        case "launch_mix":
-            reads, writes = [(kit.device, a[4], MIX_BYTES)], [(kit.device, a[5], MIX_BYTES)]
-            card.launch(*a[:4], reads, writes, _bytes_of(mix))
-        case "launch_pair":
-            reads = [(kit.device, a[4], PAIR_BYTES), (kit.device, a[5], PAIR_BYTES)]
-            writes = [(kit.device, a[6], PAIR_BYTES), (kit.device, a[6] + PAIR_BYTES, PAIR_BYTES)]
-            card.launch(*a[:4], reads, writes, _bytes_of(pair))
-        case "copy_async":
-            card.copy(place(a[1], a[2]), place(a[3], a[4]), a[5], a[0])
-        case "fill_async":
-            card.fill(place(a[1], a[2]), a[3], a[5], a[0])
-        case "copy":
-            card.copy(place(a[1], a[2]), place(a[3], a[4]), a[5])
-        case "fill":
-            card.fill(place(a[1], a[2]), a[3], a[5])
-        case "record":
-            card.record_event(a[1], a[0])
-        case "wait":
-            card.wait_event(a[0], a[1])
-        case "sync_stream":
-            card.synchronize_stream(a[0])
-        case "sync_event":
-            card.synchronize_event(a[1])
-        case "sync_device":
-            card.synchronize_device()
-        case "work":
-            card.work(a[1])
-        case "host_write":
-            card.host_write(place(HOST, a[2]), word)
-        case "host_read":
-            return 0, card.host_read(place(HOST, a[2]), HOST_WORD)
-        case "upload":
-            card.upload(place(DEVICE, a[2]), word)
-        case "download":
-            return 0, card.download(place(DEVICE, a[2]), HOST_WORD)
-        case "create_stream":
-            return card.create_stream(), empty
-        case "create_event":
-            return card.create_event(), empty
-        case "destroy_stream":
-            card.destroy_stream(a[0])
-        case "destroy_event":
-            card.destroy_event(a[1])
-    return 0, empty
+def place(kit: Kit, space: Any, offset: Any) -> tuple:
+    return (kit.device + (kit.host - kit.device) * (space == HOST)), offset
 
 
-def launch(kit: Kit, card: aj.CardState, stream: int, duration: float, **options: int) -> aj.CardState:
+def word(seed: Any, numpy: Any) -> Any:
+    """The bytes that a program writes."""
+    return (numpy.arange(HOST_WORD) * 5 + seed).astype(numpy.uint8)
+
+
+KERNEL = ("stream", "block_ns", "cube", "vector", "blocks", "at_once", "head_ns", "hbm_bytes", "l2_bytes")
+
+
+def _launch(executor: Executor, card: aj.CardState, offsets: list, stream: Any, *cost: Any) -> aj.CardState:
+    block_ns, cube, vector, blocks, at_once, head_ns, hbm_bytes, l2_bytes = cost
+    operands = jnp.asarray(executor.operands)
+    for slot, offset in enumerate(offsets):
+        operands = operands.at[slot, 1].set(offset)
+    changed = kernel_cost(
+        block_ns,
+        blocks=blocks,
+        cube_cores=cube,
+        vector_cores=vector,
+        head_ns=head_ns,
+        all_at_once=at_once,
+        hbm_bytes=hbm_bytes,
+        l2_bytes=l2_bytes,
+    )
+    return aj.launch(card, dataclasses.replace(executor, operands=operands, cost=changed), 0, stream, site=SITE)
+
+
+def _twin_launch(twin: Card, kit: Kit, reads: list, writes: list, nbytes: int, value: Any, *kernel: int) -> None:
+    stream, block_ns, cube, vector, blocks, at_once, head_ns, hbm_bytes, l2_bytes = kernel
+    inputs, outputs = ([(kit.device, offset, nbytes) for offset in offsets] for offsets in (reads, writes))
+    more = {"blocks": blocks, "at_once": at_once, "head_ns": head_ns, "hbm_bytes": hbm_bytes, "l2_bytes": l2_bytes}
+    twin.launch(stream, block_ns, (cube, vector), inputs, outputs, _bytes_of(value), **more)
+
+
+def _run_copy(
+    k: Kit, c: aj.CardState, space: Any, offset: Any, start_space: Any, start: Any, n: Any, *stream: Any
+) -> Any:
+    (dst, to), (src, begin) = place(k, space, offset), place(k, start_space, start)
+    verb = aj.memcpy_async if stream else aj.memcpy
+    return verb(c, dst, src, n, *stream, dst_offset=to, src_offset=begin, site=SITE)
+
+
+def _twin_copy(k: Kit, t: Card, space: int, offset: int, start_space: int, start: int, n: int, *stream: int) -> None:
+    t.copy(place(k, space, offset), place(k, start_space, start), n, *stream)
+
+
+def _run_fill(k: Kit, c: aj.CardState, space: Any, offset: Any, value: Any, n: Any, *stream: Any) -> Any:
+    dst, to = place(k, space, offset)
+    verb = aj.memset_async if stream else aj.memset
+    return verb(c, dst, value, n, *stream, dst_offset=to, site=SITE)
+
+
+COPY = ("space", "offset", "from_space", "start", "nbytes")
+FILL = ("space", "offset", "value", "nbytes")
+CALLS = {
+    "launch_mix": Call(
+        (*KERNEL, "source", "target"),
+        lambda k, c, *a: _launch(k.mix, c, [a[9], a[10]], *a[:9]),
+        lambda k, t, *a: _twin_launch(t, k, [a[9]], [a[10]], MIX_BYTES, mix, *a[:9]),
+    ),
+    "launch_pair": Call(
+        (*KERNEL, "source", "second", "target"),
+        lambda k, c, *a: _launch(k.pair, c, [a[9], a[10], a[11], a[11] + PAIR_BYTES], *a[:9]),
+        lambda k, t, *a: _twin_launch(t, k, [*a[9:11]], [a[11], a[11] + PAIR_BYTES], PAIR_BYTES, pair, *a[:9]),
+    ),
+    "copy_async": Call((*COPY, "stream"), _run_copy, _twin_copy),
+    "copy": Call(COPY, _run_copy, _twin_copy),
+    "fill_async": Call((*FILL, "stream"), _run_fill, lambda k, t, s, o, v, n, q: t.fill(place(k, s, o), v, n, q)),
+    "fill": Call(FILL, _run_fill, lambda k, t, s, o, v, n: t.fill(place(k, s, o), v, n)),
+    "upload": Call(
+        ("offset", "value"),
+        lambda k, c, o, v: aj.upload(c, k.device, word(v, jnp), offset=o, site=SITE),
+        lambda k, t, o, v: t.upload((k.device, o), word(v, np).tobytes()),
+    ),
+    "download": Call(
+        ("offset",),
+        lambda k, c, o: aj.download(c, k.device, (HOST_WORD,), "uint8", offset=o, site=SITE),
+        lambda k, t, o: t.download((k.device, o), HOST_WORD),
+    ),
+    "host_write": Call(
+        ("offset", "value"),
+        lambda k, c, o, v: aj.host_write(c, k.host, word(v, jnp), offset=o, site=SITE),
+        lambda k, t, o, v: t.host_write((k.host, o), word(v, np).tobytes()),
+    ),
+    "host_read": Call(
+        ("offset",),
+        lambda k, c, o: aj.host_read(c, k.host, (HOST_WORD,), "uint8", offset=o, site=SITE),
+        lambda k, t, o: t.host_read((k.host, o), HOST_WORD),
+    ),
+    "work": Call(("duration_ns",), lambda k, c, d: aj.host_work(c, d), lambda k, t, d: t.work(d)),
+    "sync_stream": Call(
+        ("stream", "timeout_ms"),
+        lambda k, c, s, ms: aj.synchronize_stream(c, s, timeout_ms=ms, site=SITE),
+        lambda k, t, s, ms: t.synchronize_stream(s, ms),
+    ),
+    "sync_event": Call(
+        ("event", "timeout_ms"),
+        lambda k, c, e, ms: aj.synchronize_event(c, e, timeout_ms=ms, site=SITE),
+        lambda k, t, e, ms: t.synchronize_event(e, ms),
+    ),
+    "sync_device": Call(
+        ("timeout_ms",),
+        lambda k, c, ms: aj.synchronize_device(c, timeout_ms=ms, site=SITE),
+        lambda k, t, ms: t.synchronize_device(ms),
+    ),
+    "create_stream": Call(
+        ("priority", "flags"),
+        lambda k, c, p, f: aj.create_stream(c, priority=p, flags=f, site=SITE),
+        lambda k, t, p, f: t.create_stream(p, f),
+    ),
+    "destroy_stream": Call(
+        ("stream",), lambda k, c, s: aj.destroy_stream(c, s, site=SITE), lambda k, t, s: t.destroy_stream(s)
+    ),
+    "destroy_stream_force": Call(
+        ("stream",),
+        lambda k, c, s: aj.destroy_stream_force(c, s, site=SITE),
+        lambda k, t, s: t.destroy_stream_force(s),
+    ),
+    "stream_query": Call(
+        ("stream",), lambda k, c, s: aj.stream_query(c, s, site=SITE), lambda k, t, s: t.stream_query(s)
+    ),
+    "stream_abort": Call(
+        ("stream",), lambda k, c, s: aj.stream_abort(c, s, site=SITE), lambda k, t, s: t.stream_abort(s)
+    ),
+    "failure_mode": Call(
+        ("stream", "mode"),
+        lambda k, c, s, m: aj.set_stream_failure_mode(c, s, m, site=SITE),
+        lambda k, t, s, m: t.set_stream_failure_mode(s, m),
+    ),
+    "create_event": Call((), lambda k, c: aj.create_event(c, site=SITE), lambda k, t: t.create_event()),
+    "create_flag_event": Call(
+        ("flags",),
+        lambda k, c, f: aj.create_event_with_flag(c, f, site=SITE),
+        lambda k, t, f: t.create_event("flag", f),
+    ),
+    "create_ex_event": Call(
+        ("flags",),
+        lambda k, c, f: aj.create_event_ex_with_flag(c, f, site=SITE),
+        lambda k, t, f: t.create_event("ex", f),
+    ),
+    "destroy_event": Call(
+        ("event",), lambda k, c, e: aj.destroy_event(c, e, site=SITE), lambda k, t, e: t.destroy_event(e)
+    ),
+    "record": Call(
+        ("event", "stream"),
+        lambda k, c, e, s: aj.record_event(c, e, s, site=SITE),
+        lambda k, t, e, s: t.record_event(e, s),
+    ),
+    "reset": Call(
+        ("event", "stream"),
+        lambda k, c, e, s: aj.reset_event(c, e, s, site=SITE),
+        lambda k, t, e, s: t.reset_event(e, s),
+    ),
+    "wait": Call(
+        ("stream", "event"),
+        lambda k, c, s, e: aj.stream_wait_event(c, s, e, site=SITE),
+        lambda k, t, s, e: t.wait_event(s, e),
+    ),
+    "wait_timed": Call(
+        ("stream", "event", "timeout_s"),
+        lambda k, c, s, e, limit: aj.stream_wait_event(c, s, e, timeout_s=limit, site=SITE),
+        lambda k, t, s, e, limit: t.wait_event(s, e, limit),
+    ),
+    "query_event": Call(("event",), lambda k, c, e: aj.query_event(c, e, site=SITE), lambda k, t, e: t.query_event(e)),
+    "query_status": Call(
+        ("event",),
+        lambda k, c, e: aj.query_event_status(c, e, site=SITE),
+        lambda k, t, e: t.query_event_status(e),
+    ),
+    "query_wait": Call(
+        ("event",),
+        lambda k, c, e: aj.query_event_wait_status(c, e, site=SITE),
+        lambda k, t, e: t.query_event_wait_status(e),
+    ),
+    "create_notify": Call(
+        ("flags",), lambda k, c, f: aj.create_notify(c, f, site=SITE), lambda k, t, f: t.create_notify(f)
+    ),
+    "destroy_notify": Call(
+        ("notify",), lambda k, c, n: aj.destroy_notify(c, n, site=SITE), lambda k, t, n: t.destroy_notify(n)
+    ),
+    "record_notify": Call(
+        ("notify", "stream"),
+        lambda k, c, n, s: aj.record_notify(c, n, s, site=SITE),
+        lambda k, t, n, s: t.record_notify(n, s),
+    ),
+    "wait_notify": Call(
+        ("notify", "stream", "timeout_s"),
+        lambda k, c, n, s, limit: aj.wait_and_reset_notify(c, n, s, limit, site=SITE),
+        lambda k, t, n, s, limit: t.wait_notify(n, s, limit),
+    ),
+    "reset_notify": Call(
+        ("notify",),
+        lambda k, c, n: aj.notify_batch_reset(c, [n], site=SITE),
+        lambda k, t, n: t.reset_notifies([n]),
+    ),
+    "value_write": Call(
+        ("space", "offset", "word", "stream"),
+        lambda k, c, p, o, v, s: aj.value_write(c, place(k, p, o)[0], v, s, offset=o, site=SITE),
+        lambda k, t, p, o, v, s: t.value_write(place(k, p, o), v, s),
+    ),
+    "value_wait": Call(
+        ("space", "offset", "word", "stream", "flag"),
+        lambda k, c, p, o, v, s, f: aj.value_wait(c, place(k, p, o)[0], v, s, flag=f, offset=o, site=SITE),
+        lambda k, t, p, o, v, s, f: t.value_wait(place(k, p, o), v, s, f),
+    ),
+    "inject_fault": Call(
+        ("code", "skip", "reach"),
+        lambda k, c, f, n, r: aj.inject_fault(c, f, skip=n, reach=r, site=SITE),
+        lambda k, t, f, n, r: t.inject_fault(f, n, r),
+    ),
+    "op_timeout": Call(
+        ("limit_ms",),
+        lambda k, c, ms: aj.set_op_execute_timeout(c, ms, site=SITE),
+        lambda k, t, ms: t.set_op_execute_timeout(ms),
+    ),
+    "wait_timeout": Call(
+        ("limit_s",),
+        lambda k, c, s: aj.set_op_wait_timeout(c, s, site=SITE),
+        lambda k, t, s: t.set_op_wait_timeout(s),
+    ),
+    "subscribe": Call(
+        ("thread", "stream"),
+        lambda k, c, h, s: aj.subscribe_report(c, h, s, site=SITE),
+        lambda k, t, h, s: t.subscribe_report(h, s),
+    ),
+    "unsubscribe": Call(
+        ("thread", "stream"),
+        lambda k, c, h, s: aj.unsubscribe_report(c, h, s, site=SITE),
+        lambda k, t, h, s: t.unsubscribe_report(h, s),
+    ),
+    "callback": Call(
+        ("stream", "number"),
+        lambda k, c, s, n: aj.launch_callback(c, s, n, site=SITE),
+        lambda k, t, s, n: t.launch_callback(s, n, is_blocking=True),
+    ),
+    "callback_async": Call(
+        ("stream", "number"),
+        lambda k, c, s, n: aj.launch_callback(c, s, n, is_blocking=False, site=SITE),
+        lambda k, t, s, n: t.launch_callback(s, n, is_blocking=False),
+    ),
+    "process_report": Call(
+        ("timeout_ms", "callback_ns"),
+        lambda k, c, ms, ns: aj.process_report(c, ms, callback_ns=ns, site=SITE),
+        lambda k, t, ms, ns: t.process_report(ms, ns),
+    ),
+}
+NAMES = tuple(CALLS)
+ARGUMENTS = max(len(call.names) for call in CALLS.values())
+
+
+def encode(name: str, **arguments: int) -> list[int]:
+    """Return one row of a program."""
+    call = CALLS[name]
+    values = [arguments[each] for each in call.names]
+    return [NAMES.index(name), *values, *[0] * (ARGUMENTS - len(values))]
+
+
+def text(row: np.ndarray) -> str:
+    """One call as people write it."""
+    call = CALLS[NAMES[row[0]]]
+    given = ", ".join(f"{name}={int(value)}" for name, value in zip(call.names, row[1:], strict=False))
+    return f"{NAMES[row[0]]}({given})"
+
+
+def branch(kit: Kit, name: str) -> Callable[..., tuple]:
+    """Return ``(card, arguments) -> (card, answer, bytes [HOST_WORD])``."""
+    call = CALLS[name]
+
+    def run(card: aj.CardState, arguments: Any) -> tuple:
+        result = call.run(kit, card, *(arguments[i] for i in range(len(call.names))))
+        card, answer = result if isinstance(result, tuple) else (result, jnp.int32(0))
+        is_bytes = answer.ndim == 1
+        return card, jnp.int32(0) if is_bytes else answer, answer if is_bytes else jnp.zeros(HOST_WORD, jnp.uint8)
+
+    return run
+
+
+def twin_call(kit: Kit, twin: Card, row: np.ndarray) -> tuple[int, bytes]:
+    """Make one call on the twin; return (answer, bytes)."""
+    call = CALLS[NAMES[row[0]]]
+    answer = call.twin(kit, twin, *(int(value) for value in row[1 : 1 + len(call.names)]))
+    return (0, answer) if isinstance(answer, bytes) else (answer or 0, bytes(HOST_WORD))
+
+
+def launch(kit: Kit, card: aj.CardState, stream: int, block_ns: float, **options: int) -> aj.CardState:
     """Launch the small kernel with chosen cost; ``source`` and ``target`` are byte offsets in the device block."""
+    offsets = [options.pop("source", 0), options.pop("target", 0)]
     operands = np.array(kit.mix.operands)
-    operands[:2, 1] = options.get("source", 0), options.get("target", 0)
-    changed = cost(duration, options.get("cube", 0), options.get("vector", 0))
-    return aj.launch(card, dataclasses.replace(kit.mix, operands=operands, cost=changed), 0, stream)
+    operands[:2, 1] = offsets
+    short = {"cube": "cube_cores", "vector": "vector_cores"}
+    cost = kernel_cost(block_ns, **{short.get(name, name): value for name, value in options.items()})
+    return aj.launch(card, dataclasses.replace(kit.mix, operands=operands, cost=cost), 0, stream)
 
 
 # Whole programs -----------------------------------------------------------------------------------------------
 
 
-def outcome(card: aj.CardState, handle: Any, out: Any) -> tuple:
-    """What is compared after every call: host clock, status word, handle, bytes."""
-    return card.clock[:2], card.status, handle, out
+def outcome(card: aj.CardState, answer: Any, out: Any) -> tuple:
+    """What is compared after every call: host clock, status word, answer, bytes."""
+    return card.clock[:2], card.status, answer, out
 
 
-def run_eager(kit: Kit, program: np.ndarray) -> tuple[aj.CardState, list[tuple]]:
-    table, card, seen = branches(kit), kit.card, []
-    for call in program:
-        card, handle, out = table[call[0]](card, [int(x) for x in call[1:]])
-        seen.append(outcome(card, handle, out))
-    return card, seen
+def run_eager(kit: Kit, program: np.ndarray) -> tuple[aj.CardState, tuple]:
+    card, seen = kit.card, []
+    for row in program:
+        card, answer, out = branch(kit, NAMES[row[0]])(card, [int(x) for x in row[1:]])
+        seen.append(outcome(card, answer, out))
+    return card, tuple(np.stack([np.asarray(one[part]) for one in seen]) for part in range(4))
 
 
-def runner(kit: Kit, names: tuple[str, ...] = CALLS) -> Any:
-    """Return ``(card, calls [L], arguments [L, 7]) -> (card, outcomes)``, traceable; calls count in ``names``."""
-    table = [branches(kit)[CALL[name]] for name in names]
+def runner(kit: Kit, names: tuple[str, ...] = NAMES) -> Any:
+    """Return ``(card, calls [L], arguments [L, ARGUMENTS]) -> (card, outcomes)``; calls count in ``names``."""
+    table = [branch(kit, name) for name in names]
 
     def run(card: aj.CardState, calls: jax.Array, arguments: jax.Array) -> tuple:
         def step(card: aj.CardState, call: tuple) -> tuple:
-            card, handle, out = jax.lax.switch(call[0], table, card, call[1])
-            return card, outcome(card, handle, out)
+            card, answer, out = jax.lax.switch(call[0], table, card, call[1])
+            return card, outcome(card, answer, out)
 
         return jax.lax.scan(step, card, (calls, arguments))
 
     return run
 
 
-def difference(kit: Kit, twin: Any, program: np.ndarray, card: aj.CardState, seen: tuple) -> str:
-    """Run ``program`` on the twin and say where ``card`` differs first; empty if nowhere.
+def expect(kit: Kit, twin: Card, program: np.ndarray) -> list[tuple]:
+    """Run ``program`` on the twin; return (host ns, code, calls, sticky code, answer, bytes) after every call."""
+    return [expect_one(kit, twin, row) for row in program]
 
-    The program's last call is a device synchronisation, so that every command has ended.
-    """
-    for number, call in enumerate(program):
-        handle, data = twin_call(twin, kit, call)
-        clock, status, got_handle, got_data = (np.asarray(part[number]) for part in seen)
-        expected = (twin.host, twin.last, twin.calls, twin.sticky, handle, data.hex())
+
+def expect_one(kit: Kit, twin: Card, row: np.ndarray) -> tuple:
+    answer, data = twin_call(kit, twin, row)
+    return twin.host, twin.last, twin.calls, twin.sticky, answer, data.hex()
+
+
+PARTS = ("host ns", "code", "calls", "sticky code", "answer", "bytes")
+
+
+def difference(twin: Card, expected: list[tuple], program: np.ndarray, card: aj.CardState, seen: tuple) -> str:
+    """Say where ``card`` differs first from what the twin has done; empty if nowhere."""
+    for number, row in enumerate(program):
+        clock, status, answer, data = (np.asarray(part[number]) for part in seen)
         got = (int(clock[0]) * 2**30 + int(clock[1]), int(status[4]), int(status[5]), int(status[0]))
-        got += (int(got_handle), bytes(got_data).hex())
-        for what, want, have in zip(
-            ("host ns", "code", "calls", "sticky", "handle", "bytes"), expected, got, strict=True
-        ):
+        got += (int(answer), bytes(data).hex())
+        for what, want, have in zip(PARTS, expected[number], got, strict=True):
             if want != have:
-                return f"after call {number} {text(call)}: {what} expected {want} got {have}"
+                return f"after call {number} {text(row)}: {what} expected {want} got {have}"
+    return difference_of_commands(twin, card) or difference_of_memory(twin, card)
+
+
+def difference_of_commands(twin: Card, card: aj.CardState) -> str:
     log = aj.insight.timeline(card)
-    kept = twin.commands[log.dropped :]
+    kept = twin.jobs[log.forgotten :]
     if len(kept) != len(log):
-        return f"commands: expected {len(twin.commands)} got {len(log) + log.dropped}"
-    for row, command in enumerate(kept):
-        got = [int(getattr(log, f"{name}_ns")[row]) for name in ("issue", "ready", "start", "end")]
-        got += [int(log.stream[row]), str(log.kind[row])]
-        want = [command.issue, command.ready, command.start, command.end, command.stream, command.kind]
-        if want != got:
-            return f"command {command.sequence}: (issue, ready, start, end, stream, kind) expected {want} got {got}"
-    memory = bytes(np.asarray(card.memory)[: len(twin.memory)])
-    if memory != bytes(twin.memory):
-        first = next(i for i, (x, y) in enumerate(zip(memory, twin.memory, strict=True)) if x != y)
-        return f"memory byte {first}: expected {twin.memory[first]} got {memory[first]}"
+        return f"commands: expected {len(twin.jobs)} got {len(log) + log.forgotten}"
+    columns = ("issue_ns", "ready_ns", "start_ns", "end_ns", "code", "stream", "priority", "kind")
+    for row, job in enumerate(kept):
+        got = [getattr(log, name)[row] for name in columns] + [bool(log.dropped_ns[row] >= 0)]
+        stream = -1 if job.stream == twin.host_stream else job.stream
+        want = [job.issue, job.ready, job.start, job.end, job.result, stream, job.priority, job.kind, job.dropped]
+        if [*map(str, want)] != [*map(str, got)]:
+            return f"command {job.sequence}: {(*columns, 'dropped')} expected {want} got {got}"
     return ""
 
 
-def text(call: np.ndarray) -> str:
-    return f"{CALLS[call[0]]}{tuple(int(x) for x in call[1:])}"
-
-
-# Generation ---------------------------------------------------------------------------------------------------
-
-
-def random_calls(rng: random.Random, length: int, *, table: int, is_sorted: bool = True) -> np.ndarray:
-    """Draw the kinds of ``length`` calls, int32 [L]; enough syncs that a table of ``table`` rows never fills."""
-    weights = dict.fromkeys(CALLS, 2) | {
-        "launch_mix": 7,
-        "launch_pair": 5,
-        "copy_async": 6,
-        "record": 5,
-        "wait": 6,
-    }
-    weights |= {"sync_device": 1, "destroy_stream": 1, "destroy_event": 1, "work": 3, "fill_async": 3}
-    calls, queued = [], 0
-    for _ in range(length - 1):
-        name = rng.choices(CALLS, [weights[name] for name in CALLS])[0] if queued < table - 1 else "sync_device"
-        queued = 0 if name == "sync_device" else queued + 1
-        calls.append(CALL[name])
-    return np.array([*calls, CALL["sync_device"]], np.int32)
-
-
-def random_arguments(rng: random.Random, calls: np.ndarray, *, ties: bool) -> np.ndarray:
-    """Draw arguments for the given calls, int32 [L, 7]: mostly good ones, close together in time and memory."""
-    return np.array([_arguments(rng, CALLS[call], ties) for call in calls], np.int32).reshape(-1, ARGUMENTS)
-
-
-def _arguments(rng: random.Random, name: str, ties: bool) -> list[int]:
-    stream = rng.choice([0, 0, 1, 1, 1, 2, 3]) if rng.random() < 0.97 else rng.choice([-1, 4, 9])
-    event = rng.choice([0, 0, 0, 1, 2]) if rng.random() < 0.97 else rng.choice([-1, 3])
-    step = 10 if ties else 1
-    duration = step * rng.choice([1, 1, 2, 3, 4, 5, 8, 20, 100, 5000])
-    if name.startswith("launch"):
-        cube, vector = rng.choice([0, 0, 1, 8, 12, 13, 24]), rng.choice([0, 0, 1, 16, 24, 25, 48])
-        offsets = [rng.choice([0, 16, 48, 100, 160, 200]) for _ in range(3)]
-        if rng.random() < 0.02:
-            offsets[1] = rng.choice([-1, DEVICE_BYTES - 40])
-        return [stream, duration, cube, vector, *offsets]
-    if name == "work":
-        return [0, rng.choice([0, 1, duration, duration, 10 * duration]), 0, 0, 0, 0, 0]
-    if name in ("sync_stream", "destroy_stream") and stream == -1:
-        stream = 7
-    nbytes = rng.choice([0, 40, 40, 80, 80, 120])
-    space, from_space = (rng.choice([DEVICE, DEVICE, HOST]) for _ in range(2))
-    if space == from_space == DEVICE and rng.random() < 0.1:
-        nbytes = rng.choice([65_536, 65_600, 69_000])
-    offset, start = (rng.choice([0, 8, 40, 100, 160, 300]) for _ in range(2))
-    if rng.random() < 0.02:
-        offset = rng.choice([-8, HOST_BYTES - 20, DEVICE_BYTES - 20])
-    if name in ("copy_async", "copy"):
-        return [stream, space, offset, from_space, start, nbytes, 0]
-    if name in ("fill_async", "fill"):
-        return [stream, space, offset, rng.choice([0, 1, 255, 256, -1, 77]), 0, nbytes, 0]
-    return [stream, event, offset, rng.randrange(256), 0, 0, 0]
+def difference_of_memory(twin: Card, card: aj.CardState) -> str:
+    memory = bytes(np.asarray(card.memory)[: len(twin.memory)])
+    if memory == bytes(twin.memory):
+        return ""
+    first = next(i for i, (x, y) in enumerate(zip(memory, twin.memory, strict=True)) if x != y)
+    return f"memory byte {first}: expected {twin.memory[first]} got {memory[first]}"

@@ -30,8 +30,8 @@ def test_rows_are_reused_after_a_synchronisation(kit, programs):
         card = aj.synchronize_stream(card, 1)
     aj.raise_if_error(card)
     log = aj.insight.timeline(card)
-    assert log.dropped == 5 * (ROWS - 3) - ROWS and len(log) == ROWS
-    assert log.command.tolist() == list(range(log.dropped, log.dropped + ROWS))
+    assert log.forgotten == 5 * (ROWS - 3) - ROWS and len(log) == ROWS
+    assert log.command.tolist() == list(range(log.forgotten, log.forgotten + ROWS))
 
 
 def full_table(kit, programs):
@@ -74,7 +74,7 @@ def test_a_full_table_makes_the_host_wait_for_a_row(kit, programs, name):
     after = CALLS_THAT_ENQUEUE[name](kit, card)
     aj.raise_if_error(after)
     log = aj.insight.timeline(after)
-    assert log.dropped == 1 and log.issue_ns[-1] >= first_end
+    assert log.forgotten == 1 and log.issue_ns[-1] >= first_end
 
 
 def test_a_full_table_of_finished_work_costs_no_wait(kit, programs):
@@ -126,8 +126,8 @@ def test_times_are_the_same_without_values(kit, programs):
     assert not timing.card.has_values and timing.card.memory.shape[0] < kit.card.memory.shape[0]
 
     def use(one):
-        card = programs.launch(one, one.card, 0, 1000, cube=13)
-        card = programs.launch(one, card, 1, 1000, cube=13)
+        card = programs.launch(one, one.card, 0, 1000, cube=1, blocks=13)
+        card = programs.launch(one, card, 1, 1000, cube=1, blocks=13)
         card = aj.memcpy_async(card, one.host, one.device, 100, 0)
         card = aj.memset(card, one.device, 1, 100)
         card, back = aj.download(card, one.device, (8,), np.uint8)
@@ -173,7 +173,7 @@ def test_fresh_cards_share_no_buffer_and_change_independently():
 def test_changed_values_do_not_trace_again(kit, programs):
     @chex.assert_max_traces(n=1)
     def program(card, executor, stream, event, nbytes, offset, duration, value):
-        executor = dataclasses.replace(executor, cost=dataclasses.replace(executor.cost, duration_ns=duration))
+        executor = dataclasses.replace(executor, cost=dataclasses.replace(executor.cost, block_ns=duration))
         card = aj.memset_async(card, kit.device, value, nbytes, stream, dst_offset=offset, site=1)
         card = aj.record_event(card, event, stream, site=1)
         card = aj.stream_wait_event(card, stream, event, site=1)
@@ -225,13 +225,10 @@ class NoCompilation:
 
 def test_the_same_kernel_is_loaded_once(kit):
     argument = Argument((48,), np.dtype("uint8"))
-    attributes = (("cube", 1), ("duration", 10), ("vector", 1))
-    card, index = load_kernel(kit.card, KernelSpec("runtime_test_mix", attributes, (argument,), (argument,)))
+    card, index = load_kernel(kit.card, KernelSpec("runtime_test_mix", (), (argument,), (argument,)))
     assert index == 0 and card.kernels == kit.card.kernels
     tensor = aj.tensor(kit.device, (48,), "uint8", offset=3)
-    card, _, executor = aj.ops.get_workspace_size(
-        card, "runtime_test_mix", [tensor], [tensor], {"duration": 10, "cube": 1, "vector": 1}
-    )
+    card, _, executor = aj.ops.get_workspace_size(card, "runtime_test_mix", [tensor], [tensor], {})
     assert card.kernels == kit.card.kernels
     assert executor.kernel == card.kernels[0]
 

@@ -45,7 +45,7 @@ def test_commands_are_exact_late_in_the_day(kits, programs):
         card, clock_ns = aj.host_work(card, 2_000_000_000), clock_ns + 2_000_000_000
     durations = [1, 3_000_000_000, 2**31, 2**30, 7, 10_000_000_000, 2**30 - 64]
     for duration in durations:
-        card = programs.launch(kit, card, 0, duration, cube=24)
+        card = programs.launch(kit, card, 0, duration, cube=1, blocks=24)
     card = aj.synchronize_device(card)
     log = aj.insight.timeline(card)
     issues = [clock_ns + 10 * (i + 1) for i in range(len(durations))]

@@ -10,6 +10,7 @@ import pytest
 
 import ascend_jax as aj
 from ascend_jax.runtime.layout import HeapEntry, HeapWord
+from tests.runtime.pages import HOST_FIRST, Pages
 
 MIB = 1 << 20
 HBM_BYTES, PINNED_BYTES, MAX_BLOCKS = 64 * MIB, 1 << 16, 6
@@ -72,10 +73,10 @@ def draw(seed):
     return np.array(rows, np.int32)
 
 
-def twin_run(oracle, program):
+def twin_run(program):
     """The same on the twin, with the checks that any allocator must pass."""
-    hbm = oracle.Pages(2 * MIB, HBM_BYTES, MAX_BLOCKS, pad=32)
-    pinned = oracle.Pages(oracle.HOST_FIRST, oracle.HOST_FIRST + PINNED_BYTES, MAX_BLOCKS, paged=False)
+    hbm = Pages(2 * MIB, HBM_BYTES, MAX_BLOCKS, pad=32)
+    pinned = Pages(HOST_FIRST, HOST_FIRST + PINNED_BYTES, MAX_BLOCKS, paged=False)
     pointers, seen = [0] * SLOTS, []
     for call, slot, nbytes, policy in program.tolist():
         pointer = 0
@@ -89,10 +90,10 @@ def twin_run(oracle, program):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_sequences_equal_the_twin(oracle, small_card, jitted, seed):
+def test_random_sequences_equal_the_twin(small_card, jitted, seed):
     program = draw(seed)
     _, (pointers, codes, words, blocks) = jax.device_get(jitted(small_card, program))
-    for row, (pointer, code, used, peak, live) in enumerate(twin_run(oracle, program)):
+    for row, (pointer, code, used, peak, live) in enumerate(twin_run(program)):
         assert (pointers[row], codes[row]) == (pointer, code), (row, program[row])
         assert words[row][[HeapWord.COUNT, HeapWord.USED, HeapWord.PEAK]].tolist() == [len(live), used, peak]
         mine = blocks[row][: len(live)]

@@ -28,6 +28,20 @@ def test_copies_and_fills_above_2_gib(card):
     assert log.moved_bytes.tolist() == [20 * GIB, 20 * GIB]
 
 
+@pytest.mark.parametrize("direction", ["h2d", "d2h"])
+@pytest.mark.parametrize("nbytes", [64 << 20, (64 << 20) + 1, 1 << 30, (1 << 30) - 7])
+def test_a_copy_over_the_link_goes_in_pieces_of_64_mib(direction, nbytes):
+    card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0, host_backing_bytes=1 << 30, max_commands=8)
+    card, a = aj.malloc(card, 1 << 30)
+    card, b = aj.malloc_host(card, 1 << 30)
+    dst, src = (a, b) if direction == "h2d" else (b, a)
+    log = aj.insight.timeline(aj.memcpy(card, dst, src, nbytes))
+    rate, latency = (float(card.chip[name]) for name in (f"{direction}_bytes_per_s", "copy_latency_ns"))
+    pieces = -(-nbytes // (64 << 20))
+    assert log.blocks.tolist() == [pieces]
+    np.testing.assert_allclose(log.end_ns - log.start_ns, pieces * latency + nbytes / rate * 1e9, rtol=1e-6)
+
+
 def test_an_offset_above_2_gib_is_followed_exactly(card):
     card, a = aj.malloc(card, 5 * GIB)
     inside = aj.memset(card, a, 0, 100, dst_offset=5 * GIB - 100)

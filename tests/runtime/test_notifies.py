@@ -15,8 +15,8 @@ COSTS = {
     "host_sync_ns": 20, "copy_latency_ns": 100, "d2d_bytes_per_s": 1e9,
 }  # fmt: skip
 SIZES = {
-    "max_streams": 4, "max_events": 3, "max_notifies": 2, "max_values": 2, "max_commands": 32, "max_blocks": 4,
-    "hbm_backing_bytes": 0, "host_backing_bytes": 64,
+    "max_streams": 4, "max_events": 3, "max_notifies": 2, "max_values": 2, "max_threads": 3, "max_commands": 32,
+    "max_blocks": 4, "hbm_backing_bytes": 0, "host_backing_bytes": 64,
 }  # fmt: skip
 WRONG = aj.Code.RT_PARAM_INVALID
 HBM = (2 << 20) // 64

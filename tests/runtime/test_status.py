@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ascend_jax as aj
-from ascend_jax.runtime.layout import WORKSPACE, Clock
+from ascend_jax.runtime.layout import WORKSPACE, Clock, Device
 
 FAR = 2**31 - 1
 BAD_STREAMS = (-1, -2, 2, 3, 4, 5, 99, FAR, -FAR)
@@ -19,7 +19,8 @@ DEVICE_BYTES, HOST_BYTES = 70_000, 512
 
 def visible(card):
     """Everything but the status word, the host's clock and how far the device has been simulated."""
-    tree = dataclasses.replace(card, status=jnp.zeros(0), clock=card.clock[Clock.ENQUEUED :])
+    device = card.device.at[Device.INSTANTS].set(0)
+    tree = dataclasses.replace(card, status=jnp.zeros(0), clock=card.clock[Clock.ENQUEUED :], device=device)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
@@ -212,7 +213,8 @@ def test_streams_run_out_and_come_back(kit):
     refuse(card, lambda card: aj.synchronize_stream(card, 2), aj.Code.RT_STREAM_CONTEXT)
     refuse(card, lambda card: aj.destroy_stream(card, 2), aj.Code.RT_STREAM_CONTEXT)
     card, stream = aj.create_stream(card)
-    assert int(stream) == 2
+    assert int(stream) not in (0, 1, 2, 3)  # the slot is used again, the handle is not
+    refuse(card, lambda card: aj.synchronize_stream(card, 2), aj.Code.RT_STREAM_CONTEXT)
 
 
 def test_the_product_limits_streams_and_events(kit):
@@ -228,8 +230,10 @@ def test_events_run_out_and_come_back_unrecorded(kit):
         assert int(event) == handle
     refuse(card, aj.create_event, aj.Code.NO_EVENT_RESOURCE)
     card, event = aj.create_event(aj.destroy_event(card, 0))
-    assert int(event) == 0
+    assert int(event) not in (0, 1, 2)
     with pytest.raises(aj.AscendError, match="never recorded"):
+        aj.event_elapsed_ms(card, event, event)
+    with pytest.raises(aj.AscendError, match="does not exist"):
         aj.event_elapsed_ms(card, 0, 0)
 
 
@@ -344,15 +348,48 @@ def test_the_names_are_those_of_the_headers():
     names = {
         100000: "ACL_ERROR_INVALID_PARAM",
         107000: "ACL_ERROR_RT_PARAM_INVALID",
+        107001: "ACL_ERROR_RT_INVALID_DEVICEID",
+        107002: "ACL_ERROR_RT_CONTEXT_NULL",
         107003: "ACL_ERROR_RT_STREAM_CONTEXT",
         107006: "ACL_ERROR_RT_EVENT_TIMESTAMP_INVALID",
+        107008: "ACL_ERROR_RT_ADDR_UNALIGNED",
+        107011: "ACL_ERROR_RT_STREAM_SUBSCRIBE",
+        107012: "ACL_ERROR_RT_THREAD_SUBSCRIBE",
+        107015: "ACL_ERROR_RT_STREAM_NO_CB_REG",
+        107019: "ACL_ERROR_RT_WAIT_TIMEOUT",
+        107022: "ACL_ERROR_RT_DEVICE_TASK_ABORT",
+        107023: "ACL_ERROR_RT_STREAM_ABORT",
+        107024: "ACL_ERROR_RT_CAPTURE_DEPENDENCY",
+        107025: "ACL_ERROR_RT_STREAM_UNJOINED",
+        107027: "ACL_ERROR_RT_STREAM_CAPTURED",
+        107028: "ACL_ERROR_RT_EVENT_CAPTURED",
+        107029: "ACL_ERROR_RT_STREAM_NOT_CAPTURED",
+        107030: "ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT",
+        107031: "ACL_ERROR_RT_STREAM_CAPTURE_IMPLICIT",
+        107032: "ACL_ERROR_STREAM_CAPTURE_CONFLICT",
+        107036: "ACL_ERROR_RT_STREAM_CAPTURE_UNMATCHED",
+        107038: "ACL_ERROR_RT_STREAM_CAPTURE_WRONG_THREAD",
         161001: "ACLNN_ERR_PARAM_NULLPTR",
         161002: "ACLNN_ERR_PARAM_INVALID",
         207000: "ACL_ERROR_RT_FEATURE_NOT_SUPPORT",
         207001: "ACL_ERROR_RT_MEMORY_ALLOCATION",
         207005: "ACL_ERROR_RT_RESOURCE_ALLOC_FAIL",
         207007: "ACL_ERROR_RT_NO_EVENT_RESOURCE",
+        207009: "ACL_ERROR_RT_NO_NOTIFY_RESOURCE",
         507000: "ACL_ERROR_RT_INTERNAL_ERROR",
+        507001: "ACL_ERROR_RT_TS_ERROR",
+        507012: "ACL_ERROR_RT_REPORT_TIMEOUT",
+        507013: "ACL_ERROR_RT_SYS_DMA",
+        507014: "ACL_ERROR_RT_AICORE_TIMEOUT",
+        507015: "ACL_ERROR_RT_AICORE_EXCEPTION",
+        507018: "ACL_ERROR_RT_AICPU_EXCEPTION",
+        507034: "ACL_ERROR_RT_VECTOR_CORE_TIMEOUT",
+        507035: "ACL_ERROR_RT_VECTOR_CORE_EXCEPTION",
+        507046: "ACL_ERROR_RT_STREAM_SYNC_TIMEOUT",
+        507047: "ACL_ERROR_RT_EVENT_SYNC_TIMEOUT",
+        507053: "ACL_ERROR_RT_DEVICE_MEM_ERROR",
+        507054: "ACL_ERROR_RT_HBM_MULTI_BIT_ECC_ERROR",
+        507903: "ACL_ERROR_RT_STREAM_CAPTURE_INVALIDATED",
         561002: "ACLNN_ERR_INNER_TILING_ERROR",
     }
     assert {code: aj.AscendError(code).name for code in names} == names

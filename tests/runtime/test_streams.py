@@ -176,6 +176,9 @@ def test_aborting_drops_what_is_queued_and_what_runs(kit):
     card = fill(card, device, first)  # issued at 210, behind the other stream's fill
     card = aj.synchronize_device(card)
     assert code(card) == 0 and aj.host_time_ns(card) == 200 + 2 * FILL_NS
+    log = aj.insight.timeline(card)
+    assert log.end_ns.tolist() == [-1, -1, -1, 1200, 2200]
+    assert log.start_ns.tolist() == [40, -1, -1, 200, 1200]
     assert code(aj.destroy_stream(card, first)) == 0
 
 
