@@ -78,7 +78,8 @@ from ascend_jax.runtime.notifies import (
     record_notify,
     wait_and_reset_notify,
 )
-from ascend_jax.runtime.program import Program, load_program, program_from_rows
+from ascend_jax.runtime.program import Program, program_from_rows
+from ascend_jax.runtime.program_files import load_program, save_program
 from ascend_jax.runtime.simulate import Schedule, simulate
 from ascend_jax.runtime.state import CardState, init
 from ascend_jax.runtime.status import Status, clear_error, first_failure, last_code, raise_if_error, status
@@ -195,6 +196,7 @@ __all__ = [
     "reset_device",
     "reset_device_force",
     "reset_event",
+    "save_program",
     "set_context",
     "set_device",
     "set_op_execute_timeout",

@@ -23,9 +23,8 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -35,7 +34,7 @@ from tests.runtime import lanes
 from tests.runtime.random_tasks import describe
 from tests.runtime.scheduler import Command
 
-HOST_LENGTHS = (12, 24, 40)  # one compilation each
+HOST_LENGTHS = (12, 24, 40)  # calls
 PROCESSES = 2
 
 
@@ -141,46 +140,37 @@ class ScheduleFuzzer:
 
 
 class HostFuzzer:
-    """Lists of host calls: one compiled interpreter against the twin of a card."""
+    """Lists of host calls, made one by one on a card and on its twin."""
 
     def __init__(self, seed: int) -> None:
-        self.oracle, self.programs = (importlib.import_module(f"tests.runtime.{it}") for it in ("oracle", "programs"))
-        self.seed, self.sheets = seed, {"ties": self.programs.TIES, "odd": self.programs.ODD}
-        self.kits = {name: self.programs.kit(sheet) for name, sheet in self.sheets.items()}
-        self.interpret = jax.jit(self.programs.runner(self.kits["ties"]))
+        self.drawing, self.programs = (
+            importlib.import_module(f"tests.runtime.{name}") for name in ("draw", "programs")
+        )
+        self.seed, self.kits = seed, {name: self.programs.kit(fields) for name, fields in self.programs.SHEETS.items()}
         self.report = {"programs_equal": 0, "calls_compared": 0}
 
     def run(self, programs: int) -> Found | None:
         """Compare; stop at the first difference."""
         for number in range(programs):
-            sheet, program = self.draw(f"{self.seed}/{number}")
+            rng = random.Random(f"{self.seed}/{number}")
+            sheet, length = rng.choice(sorted(self.kits)), rng.choice(HOST_LENGTHS)
+            options = {"ties": sheet == "ties", "fills": rng.random() < 0.2}
+            program, _ = self.drawing.program(rng, self.kits[sheet], self.twin(sheet), length, **options)
             if self.difference(sheet, program):
                 return self.explain(number, sheet, program)
             self.report["programs_equal"] += 1
             self.report["calls_compared"] += len(program)
         return None
 
-    def draw(self, seed: str) -> tuple[str, np.ndarray]:
-        """Return a chip sheet's name and a program, int32 [L, 8]."""
-        rng = random.Random(seed)
-        sheet = rng.choice(sorted(self.sheets))
-        table = self.programs.sizes()["max_commands"]
-        calls = self.programs.random_calls(rng, rng.choice(HOST_LENGTHS), table=table)
-        arguments = self.programs.random_arguments(rng, calls, ties=sheet == "ties")
-        return sheet, np.concatenate([calls[:, None], arguments], axis=1)
+    def twin(self, sheet: str) -> Any:
+        """Return the twin of a fresh card; a call that is not compiled waits for room in the command table."""
+        return self.programs.twin(self.programs.SHEETS[sheet], waits_for_room=True)
 
     def difference(self, sheet: str, program: np.ndarray) -> str:
-        """Return the first difference, or an empty text; host work of 0 ns in front keeps the shapes few."""
-        length = next(length for length in HOST_LENGTHS if length >= len(program))
-        idle = np.zeros((length - len(program), program.shape[1]), np.int32)
-        idle[:, 0] = self.programs.CALL["work"]
-        padded = np.concatenate([idle, program])
-        kit, twin = self.kits[sheet], self.programs.twin(self.oracle, self.sheets[sheet])
-        card, seen = jax.device_get(self.interpret(kit.card, padded[:, 0], padded[:, 1:]))
-        try:
-            return self.programs.difference(kit, twin, padded, card, seen)
-        except AssertionError as error:
-            return f"twin: {error}"
+        """Return the first difference, or an empty text."""
+        kit, twin = self.kits[sheet], self.twin(sheet)
+        expected = self.programs.expect(kit, twin, program)
+        return self.programs.difference(twin, expected, program, *self.programs.run_eager(kit, program))
 
     def explain(self, number: int, sheet: str, program: np.ndarray) -> Found:
         """Drop calls one by one while a difference stays; the closing synchronisation is kept."""

@@ -32,6 +32,17 @@ def apart(flag: jax.Array, function: Callable[..., T], *args: object) -> T:
     return lax.cond(flag, function, never, *args)
 
 
+def over_streams(*rows: jax.Array, least: int = 0) -> list[jax.Array]:
+    """Return each of ``rows`` [S, B] as [B], in one pass: the minimum of the first ``least``, the sum of the others."""
+
+    def both(left: tuple, right: tuple) -> tuple:
+        pairs = enumerate(zip(left, right, strict=True))
+        return tuple(jnp.minimum(a, b) if number < least else a + b for number, (a, b) in pairs)
+
+    none = tuple(jnp.int32(2**31 - 1 if number < least else 0) for number in range(len(rows)))
+    return list(lax.reduce(rows, none, both, (0,)))
+
+
 UNROLLED = 16  # streams up to which a pass per stream compiles quickly
 
 

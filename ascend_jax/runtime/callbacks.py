@@ -36,7 +36,7 @@ from ascend_jax.runtime.layout import (
     Thread,
     Time,
 )
-from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
+from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import Goal, look, make_room, settle, timeout_of
@@ -53,9 +53,13 @@ def _subscribe(card: CardState, thread: Number, stream: Number, site: Number) ->
     is_there = (row == thread) & (get_row(card.threads, row)[Thread.ALIVE] == 1)
     is_served = entry[Stream.REPORTER] != layout.NONE
     code = first_failing(code, first_code((~is_there, Code.RT_PARAM_INVALID), (is_served, Code.RT_STREAM_SUBSCRIBE)))
-    served = with_entries(entry, {Stream.REPORTER: thread})
-    streams = put_if(code == Code.SUCCESS, card.streams, slot, served)
-    return answer(dataclasses.replace(card, streams=streams), code, site, stream)[0]
+    ok = code == Code.SUCCESS
+    streams = put_if(ok, card.streams, slot, with_entries(entry, {Stream.REPORTER: thread}))
+    # what was launched in this slot for an earlier subscriber and was not run is lost
+    fields, effects = card.table.fields, card.table.effects
+    is_old = (fields[:, Field.KIND] == Kind.CALLBACK) & (fields[:, Field.STREAM] == slot)
+    table = dataclasses.replace(card.table, effects=jnp.where(ok & is_old, Effect.PUBLISHED, effects))
+    return answer(dataclasses.replace(card, streams=streams, table=table), code, site, stream)[0]
 
 
 @stage
@@ -124,34 +128,38 @@ def _await_report(card: CardState, timeout_ms: Number, site: Number) -> tuple:
         (~serves.any(), Code.RT_THREAD_SUBSCRIBE),
     )
     card = answer(spend(card, card.chip["host_sync_ns"]), code, site, layout.NONE)[0]
-    cell = jnp.where(code == Code.SUCCESS, thread_cell(card, thread), layout.NONE)
+    own = thread_cell(card, thread)
+    count = jnp.stack([jnp.int32(0), _is_due(card).sum(dtype=jnp.int32)])
+    card = dataclasses.replace(card, cells=put_if(code == Code.SUCCESS, card.cells, own, count))
+    cell = jnp.where(code == Code.SUCCESS, own, layout.NONE)
     hi, lo = timeout_of(timeout_ms)
     return card, Goal(cell=cell, at_least=1, timeout_hi=hi, timeout_lo=lo)
+
+
+def _is_due(card: CardState) -> jax.Array:
+    """Return bool [N + 1]: callbacks that were handed to the current thread and that it has not run."""
+    table = card.table
+    reporter = get_rows(card.streams[:, Stream.REPORTER], table.fields[:, Field.STREAM])
+    is_mine = (table.fields[:, Field.KIND] == Kind.CALLBACK) & (reporter == card.device[Device.THREAD])
+    return is_mine & (table.times[:, Time.PHASE] == Phase.DONE) & (table.effects == Effect.NONE)
 
 
 @stage
 def _run(card: CardState, duration: tuple[Number, Number]) -> tuple:
     """Take the callback that was handed over first and run it; return the card, its number and its command's."""
-    table, thread = card.table, card.device[Device.THREAD]
+    table, is_first = card.table, _is_due(card)
     fields, times = table.fields, table.times
-    is_mine = (fields[:, Field.KIND] == Kind.CALLBACK) & (fields[:, Field.CELL] == thread_cell(card, thread))
-    is_due = is_mine & (times[:, Time.PHASE] == Phase.DONE) & (table.effects == Effect.NONE)
     # in one instant the engine serves the lowest slot first
     for column in (times[:, Time.END_HI], times[:, Time.END_LO], fields[:, Field.STREAM], fields[:, Field.SEQUENCE]):
-        column = jnp.where(is_due, column, LAST)
-        is_due &= column == column.min()
-    row = jnp.argmax(is_due).astype(jnp.int32)
-    taken = is_due.any() & (card.status[StatusWord.LAST] == Code.SUCCESS)
-    cell = thread_cell(card, thread)
-    count = get_row(card.cells, cell)
+        column = jnp.where(is_first, column, LAST)
+        is_first &= column == column.min()
+    row = jnp.argmax(is_first).astype(jnp.int32)
+    taken = is_first.any() & (card.status[StatusWord.LAST] == Code.SUCCESS)
     now = host_now(card)
     after = clock.plus(now, Instant(*(jnp.asarray(limb, jnp.int32) for limb in duration)))
     card = set_host(card, Instant(jnp.where(taken, after.hi, now.hi), jnp.where(taken, after.lo, now.lo)))
-    card = dataclasses.replace(
-        card,
-        cells=put_if(taken, card.cells, cell, with_entries(count, {1: count[1] - 1})),
-        table=dataclasses.replace(table, effects=put_if(taken, table.effects, row, jnp.int32(Effect.PUBLISHED))),
-    )
+    effects = put_if(taken, table.effects, row, jnp.int32(Effect.PUBLISHED))
+    card = dataclasses.replace(card, table=dataclasses.replace(table, effects=effects))
     one = get_row(fields, row)
     number, sequence = (jnp.where(taken, one[column], layout.NONE) for column in (Field.OBJECT, Field.SEQUENCE))
     return card, number, sequence
@@ -188,8 +196,8 @@ def subscribe_report(card: CardState, thread: Number, stream: Number, *, site: S
 def unsubscribe_report(card: CardState, thread: Number, stream: Number, *, site: Site = None) -> CardState:
     """Let a host thread no longer run the callbacks of ``stream`` (``aclrtUnSubscribeReport``).
 
-    Those that were launched before stay the thread's. Status 107003 for an unknown stream, 107011 if nobody serves it,
-    107012 if another thread does.
+    Callbacks that it has not run by then are never run. Status 107003 for an unknown stream, 107011 if nobody serves
+    it, 107012 if another thread does.
     """
     return _unsubscribe(card, thread, stream, site)
 

@@ -69,6 +69,14 @@ def is_pending(phase: jax.Array) -> jax.Array:
     return (phase >= Phase.QUEUED) & (phase < Phase.DONE) | (phase == Phase.CAPTURED)
 
 
+def is_taken(card: CardState, row: jax.Array) -> jax.Array:
+    """Return whether a row may not be overwritten: its command is pending, or a callback that is still to be run."""
+    phase, fields = get_row(card.table.times, row)[Time.PHASE], get_row(card.table.fields, row)
+    is_served = get_row(card.streams, fields[Field.STREAM])[Stream.REPORTER] != layout.NONE
+    is_owed = (fields[Field.KIND] == Kind.CALLBACK) & (get_row(card.table.effects, row) == Effect.NONE) & is_served
+    return is_pending(phase) | (phase == Phase.DONE) & is_owed
+
+
 def refusal(card: CardState, slot: jax.Array) -> jax.Array:
     """Return 0, or why a stream takes no more commands: the device is lost, or the stream stops on failure and has."""
     entry = get_row(card.streams, slot)
@@ -90,8 +98,7 @@ def enqueue(card: CardState, command: Command, code: jax.Array) -> tuple[CardSta
     row = row_of(card.table.fields, sequence)
     slot = jnp.clip(jnp.asarray(command.stream, jnp.int32), 0, host_stream(card))
     code = jnp.where(code == Code.SUCCESS, refusal(card, slot), code)
-    is_taken = is_pending(get_row(card.table.times, row)[Time.PHASE])
-    code = jnp.where((code == Code.SUCCESS) & is_taken, jnp.int32(Code.TABLE_FULL), code)
+    code = jnp.where((code == Code.SUCCESS) & is_taken(card, row), jnp.int32(Code.TABLE_FULL), code)
     ok = code == Code.SUCCESS
 
     entry = get_row(card.streams, slot)

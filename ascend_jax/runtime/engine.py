@@ -99,8 +99,7 @@ def begin(tables: Tables, carry: Carry, is_fresh: jax.Array) -> Carry:
       carry: Its ``head`` has the rows, and how far the others have come; ``cells`` have a trash row.
       is_fresh: bool [S, B].
     """
-    fetched = fetch(tables.work, carry.times, carry.cells, carry.head.row)
-    fresh = head_of(carry.head.row, fetched)
+    fresh = head_of(carry.head.row, *fetch(tables.work, carry.times, carry.cells, carry.head.row))
     head = Head(
         *fresh[:7],
         *(jnp.where(is_fresh, new, old) for new, old in zip(fresh[7:], carry.head[7:], strict=True)),

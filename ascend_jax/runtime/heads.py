@@ -149,21 +149,30 @@ def has_passed(phase: jax.Array) -> jax.Array:
     return (phase >= Phase.DONE) & (phase < Phase.DROPPED)
 
 
-class Fresh(NamedTuple):
-    """A command that comes to the head of its stream, int32 [...]."""
+def fetch(work: jax.Array, times: jax.Array, cells: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Look up commands that come to the head of their streams, in tables [B, N + 1, columns].
 
-    words: jax.Array  # int32 [WORK, ...]
-    is_held: jax.Array  # bool: what it depends on has not passed
-    cell: Instant  # value of the cell it looks at
+    Args:
+      work: The engine's table.
+      times: The stamps of what has happened.
+      cells: int32 [B, C, 2].
+      row: int32 [..., B].
 
-
-def head_of(row: jax.Array, fresh: Fresh) -> Head:
-    """Return a head that nothing has happened to yet."""
-    words = fresh.words
-    condition = bit(words[Work.BITS], Bits.CONDITION, 3)
+    Returns:
+      (words int32 [WORK, ..., B], what closes a mark int32 [..., B]: 1 what it depends on, 2 its cell).
+    """
+    words = jnp.moveaxis(get_lane_rows(work, row), -1, 0)
+    is_mark = bit(words[Work.BITS], Bits.TASK) == 0
+    depends = jnp.where(is_mark, words[Work.FOURTH], work.shape[-2] - 1)
+    phase = get_lane_rows(times[..., Time.PHASE], depends)
+    cell = get_lane_rows(cells, jnp.maximum(jnp.where(is_mark, words[Work.THIRD], 0), 0))
     value = Instant(words[Work.VALUE_HI], words[Work.VALUE_LO])
-    is_task = bit(words[Work.BITS], Bits.TASK) == 1
-    closed = fresh.is_held * 1 + ~is_met(condition, fresh.cell, value) * 2
+    met = is_met(bit(words[Work.BITS], Bits.CONDITION, 3), Instant(cell[..., 0], cell[..., 1]), value)
+    return words, ~has_passed(phase) * 1 + ~met * 2
+
+
+def head_of(row: jax.Array, words: jax.Array, closed: jax.Array) -> Head:
+    """Return a head that nothing has happened to yet; arguments as :func:`fetch` returns them."""
     zero = jnp.zeros_like(row)
     return Head(
         row=row,
@@ -178,19 +187,8 @@ def head_of(row: jax.Array, fresh: Fresh) -> Head:
         wake_lo=words[Work.ISSUE_LO],
         start_hi=zero + NONE,
         start_lo=zero,
-        counts=jnp.where(is_task, words[Work.BLOCKS] << 16, closed),
+        counts=jnp.where(bit(words[Work.BITS], Bits.TASK) == 1, words[Work.BLOCKS] << 16, closed),
         chunks=zero,
         rest_first=zero,
         rest_second=zero,
     )
-
-
-def fetch(work: jax.Array, times: jax.Array, cells: jax.Array, row: jax.Array) -> Fresh:
-    """Look commands up in tables [B, N + 1, columns]; ``row`` is int32 [..., B]."""
-    words = jnp.moveaxis(get_lane_rows(work, row), -1, 0)
-    is_mark = bit(words[Work.BITS], Bits.TASK) == 0
-    depends = jnp.where(is_mark, words[Work.FOURTH], work.shape[-2] - 1)
-    looked_at = jnp.maximum(jnp.where(is_mark, words[Work.THIRD], 0), 0)
-    phase = get_lane_rows(times[..., Time.PHASE], depends)
-    cell = get_lane_rows(cells, looked_at)
-    return Fresh(words, ~has_passed(phase), Instant(cell[..., 0], cell[..., 1]))

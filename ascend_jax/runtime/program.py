@@ -4,9 +4,7 @@ A capture returns one, compilers make them, both time engines read them and a sw
 """
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,14 +12,41 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ascend_jax.runtime import layout
+from ascend_jax.runtime import clock, layout
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.edge import concrete
-from ascend_jax.runtime.kernels import Argument, KernelSpec
-from ascend_jax.runtime.layout import LIMB, LONGEST_BLOCK_HI, NONE, TASKS, Field, Kind, Operand, Reach
+from ascend_jax.runtime.kernels import KernelSpec
+from ascend_jax.runtime.layout import (
+    CHUNK_NS,
+    LIMB,
+    LONGEST_BLOCK_HI,
+    NONE,
+    SHARES,
+    TASKS,
+    Field,
+    Kind,
+    Operand,
+    Reach,
+    Resource,
+)
 from ascend_jax.runtime.rows import Number, get_row, put_row, with_entries
 
-FORMAT = 1  # of saved files
+LONGEST_BLOCK_NS = (LONGEST_BLOCK_HI + 1) * LIMB - CHUNK_NS  # with the longest head it is what the engine can count
+RANGES: dict[Any, tuple[int, int]] = {  # of columns; least and most
+    Field.KIND: (Kind.NOTHING + 1, max(Kind)),
+    Field.STREAM: (0, (1 << 15) - 1),
+    Field.NEED + Resource.CUBE: (0, 1),
+    Field.NEED + Resource.VECTOR: (0, 2),
+    Field.NEED + Resource.H2D: (0, 1),
+    Field.NEED + Resource.D2H: (0, 1),
+    Field.NEED + Resource.D2D: (0, 1),
+    Field.BLOCKS: (1, (1 << 16) - 1),
+    Field.MODE: (0, 1),
+    Field.PRIORITY: (0, 7),
+    Field.HEAD_NS: (0, CHUNK_NS - 1),
+    Field.HBM_SHARE: (0, SHARES - 1),
+    Field.L2_SHARE: (0, SHARES - 1),
+}
 
 
 @jax.tree_util.register_dataclass
@@ -99,33 +124,6 @@ class Program:
         where = jnp.broadcast_to(where, (*batch, rows))[..., None]
         return dataclasses.replace(self, fields=jnp.where(where, changed, fields), operands=operands)
 
-    def save(self, path: str | Path) -> None:
-        """Write the program as plain arrays (npz); kernels are kept as descriptions, not as code."""
-        about = {
-            "format": FORMAT,
-            "columns": [field.name for field in Field],
-            "streams": self.streams,
-            "kernels": [_described(spec) for spec in self.kernels],
-        }
-        with Path(path).open("wb") as file:
-            np.savez(file, fields=self.fields, operands=self.operands, about=np.array(json.dumps(about)))
-
-
-def load_program(path: str | Path) -> Program:
-    """Return the program that :meth:`Program.save` wrote.
-
-    Raises:
-      ValueError: The file is no program, or was written by a version whose command table has other columns.
-    """
-    with np.load(path, allow_pickle=False) as file:
-        if set(file.files) != {"fields", "operands", "about"}:
-            raise ValueError(f"path = {path}: no saved program")
-        about = json.loads(str(file["about"]))
-        if about["format"] != FORMAT or about["columns"] != [field.name for field in Field]:
-            raise ValueError(f"path = {path}: saved by another version; capture or compile the program again")
-        arrays = jnp.array(file["fields"]), jnp.array(file["operands"])
-    return Program(*arrays, about["streams"], tuple(_spec(one) for one in about["kernels"]))
-
 
 def program_from_rows(
     rows: Sequence[Mapping[Any, int]], operands: Any = None, kernels: tuple[KernelSpec, ...] = ()
@@ -144,20 +142,13 @@ def program_from_rows(
     """
     table = np.array(nothing(len(rows), len(rows)))
     table[:, Field.BLOCKS] = 1
-    begun = {0}
     for number, row in enumerate(rows):
-        for column, value in row.items():
-            table[number, column] = value
-        _check_row(number, table[number], len(kernels))
-        if row[Field.STREAM] not in begun and table[number, Field.DEPENDS] == NONE:
-            raise ValueError(f"row {number}: a stream other than 0 begins with a wait for an earlier row")
-        begun.add(row[Field.STREAM])
+        table[number, list(row)] = list(row.values())
+    _check_rows(table, len(kernels))
     if operands is None:
         operands = np.zeros((len(rows), layout.OPERANDS, len(Operand)), np.int32)
     fields = numbered(jnp.array(table))
-    behind = np.flatnonzero(~np.asarray(is_joined(fields)))
-    if behind.size:
-        raise ValueError(f"row {behind[0]}: the last command of stream 0 does not come after it; let stream 0 wait")
+    _refuse(~np.asarray(is_joined(fields)), "the last command of stream 0 does not come after it; let stream 0 wait")
     streams = int(table[:, Field.STREAM].max(initial=0)) + 1
     return Program(fields, jnp.asarray(operands, jnp.int32), streams, tuple(kernels))
 
@@ -218,59 +209,34 @@ def is_joined(fields: jax.Array) -> jax.Array:
     return reached[:rows] | ~is_command
 
 
-def _check_row(number: int, row: np.ndarray, kernels: int) -> None:
-    depends, kernel = row[Field.DEPENDS], row[Field.KERNEL]
-    is_kind = row[Field.KIND] in set(Kind) - {Kind.NOTHING}
-    rules = (
-        (is_kind, Field.KIND, "must be a kind of command"),
-        (0 <= row[Field.STREAM] < 1 << 15, Field.STREAM, "must be a stream number from 0"),
-        (NONE <= depends < number, Field.DEPENDS, "must be an earlier row or NONE"),
-        (depends == NONE or row[Field.KIND] not in TASKS, Field.DEPENDS, "must be NONE, as only marks wait"),
-        (NONE <= kernel < kernels, Field.KERNEL, f"must index the {kernels} kernels or be NONE"),
-        (row[Field.BLOCKS] >= 1, Field.BLOCKS, "must be at least 1"),
-    )
-    for is_good, column, rule in rules:
-        if not is_good:
-            raise ValueError(f"row {number}: {column.name} = {row[column]}: {rule}")
+def _check_rows(table: np.ndarray, kernels: int) -> None:
+    for column, (least, most) in {**RANGES, Field.KERNEL: (NONE, kernels - 1)}.items():
+        values = table[:, column]
+        name = column.name if isinstance(column, Field) else f"NEED + {Resource(column - Field.NEED).name}"
+        _refuse((values < least) | (values > most), f"{name} must be from {least} to {most}")
+    kind, depends, stream = table[:, Field.KIND], table[:, Field.DEPENDS], table[:, Field.STREAM]
+    is_task = np.isin(kind, TASKS)
+    _refuse((depends < NONE) | (depends >= np.arange(len(table))), "DEPENDS must be an earlier row or NONE")
+    _refuse(is_task & (depends != NONE), "DEPENDS must be NONE, as only marks wait")
+    _refuse(is_task & (_block_ns(table) < 1), "a block of a task takes at least 1 ns")
+    _refuse(_block_ns(table) > LONGEST_BLOCK_NS, f"a block takes at most {LONGEST_BLOCK_NS} ns")
+    begins = np.zeros(len(table), bool)
+    begins[np.unique(stream, return_index=True)[1]] = True
+    _refuse(begins & (stream != 0) & (depends == NONE), "a stream other than 0 begins with a wait for an earlier row")
+
+
+def _block_ns(table: np.ndarray) -> np.ndarray:
+    return clock.to_ns(table[:, Field.BLOCK_HI], table[:, Field.BLOCK_LO])
+
+
+def _refuse(is_wrong: np.ndarray, rule: str) -> None:
+    if is_wrong.any():
+        raise ValueError(f"row {int(np.argmax(is_wrong))}: {rule}")
 
 
 def _limbs(duration_ns: Any) -> Instant:
     known = concrete(duration_ns) if isinstance(duration_ns, jax.Array) else np.asarray(duration_ns, np.int64)
-    if known is not None and not ((known >= 1) & (known < (LONGEST_BLOCK_HI + 1) * LIMB)).all():
-        raise ValueError(
-            f"block_ns from {known.min()} to {known.max()}: a block takes 1 ns to {LONGEST_BLOCK_HI + 1} * 2**30"
-        )
+    if known is not None and not ((known >= 1) & (known <= LONGEST_BLOCK_NS)).all():
+        raise ValueError(f"block_ns from {known.min()} to {known.max()}: a block takes 1 to {LONGEST_BLOCK_NS} ns")
     whole = duration_ns if known is None else known
     return Instant(jnp.asarray(whole >> 30, jnp.int32), jnp.asarray(whole & (LIMB - 1), jnp.int32))
-
-
-def _described(spec: KernelSpec) -> dict[str, Any]:
-    return {
-        "operator": spec.operator,
-        "attributes": [[name, _plain(value)] for name, value in spec.attributes],
-        "inputs": [[list(arg.shape), arg.dtype.name] for arg in spec.inputs],
-        "outputs": [[list(arg.shape), arg.dtype.name] for arg in spec.outputs],
-        "scalars": list(spec.scalars),
-    }
-
-
-def _spec(about: Mapping[str, Any]) -> KernelSpec:
-    arguments = {
-        side: tuple(Argument(tuple(shape), jnp.dtype(dtype)) for shape, dtype in about[side])
-        for side in ("inputs", "outputs")
-    }
-    attributes = tuple((name, _value(one)) for name, one in about["attributes"])
-    return KernelSpec(about["operator"], attributes, **arguments, scalars=tuple(about["scalars"]))
-
-
-def _plain(value: Any) -> Any:
-    """An attribute as JSON; tuples are the only containers that an attribute can have."""
-    if isinstance(value, tuple):
-        return {"tuple": [_plain(one) for one in value]}
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    raise TypeError(f"attribute = {value!r}: a kernel can be saved if its attributes are numbers, strings and tuples")
-
-
-def _value(plain: Any) -> Any:
-    return tuple(_value(one) for one in plain["tuple"]) if isinstance(plain, dict) else plain

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ascend_jax.runtime.apart import apart
+from ascend_jax.runtime.apart import apart, over_streams
 from ascend_jax.runtime.clock import Instant, is_before
 from ascend_jax.runtime.heads import Bits, Head, Work, bit, fetch, head_of, is_met
 from ascend_jax.runtime.lanes import NOBODY, Carry, Tables, goes_on, slots_of
@@ -48,14 +48,11 @@ def choose(
 
 def retired(carry: Carry, head: Head, chosen: jax.Array, is_hot: jax.Array) -> Retired:
     """Return the command that retires in each lane."""
-
-    def of(words: jax.Array) -> jax.Array:
-        return jnp.where(is_hot, words, 0).sum(0)
-
+    words = (head.row, head.bits, head.start_hi, head.start_lo)
+    row, bits, *start = over_streams(*(jnp.where(is_hot, word, 0) for word in words))
     exists = chosen != NOBODY
-    row = jnp.where(exists, of(head.row), carry.times.shape[-2] - 1)
-    is_late = exists & (chosen >= 2 * len(head.row))
-    return Retired(exists, is_late, row, of(head.bits), Instant(of(head.start_hi), of(head.start_lo)))
+    row = jnp.where(exists, row, carry.times.shape[-2] - 1)
+    return Retired(exists, exists & (chosen >= 2 * len(head.row)), row, bits, Instant(*start))
 
 
 def retire(
@@ -70,12 +67,13 @@ def retire(
     times = put_lane_rows(carry.times, retired.row, stamps, slice(Time.PHASE, Time.END_LO + 1))
     target = jnp.where(outcome.is_changing, outcome.cell, carry.cells.shape[-2] - 1)
     cells = put_lane_rows(carry.cells, target, jnp.stack(outcome.value, axis=-1))
-    fresh = head_of(outcome.next_row, apart(flag, fetch, tables.work, times, cells, outcome.next_row))
+    words, closed = apart(flag, fetch, tables.work, times, cells, outcome.next_row)
+    fresh = head_of(outcome.next_row, words, closed)
     issue = Instant(fresh.wake_hi, fresh.wake_lo)
     is_waiting = is_before(now, issue)
     ready = jnp.stack([jnp.where(is_waiting, then, here) for then, here in zip(issue, now, strict=True)], axis=-1)
     times = put_lane_rows(times, outcome.next_row, ready, slice(Time.READY_HI, Time.READY_LO + 1))
-    head = apart(flag, _refresh, carry.head, apart(flag, lambda x: x, fresh), outcome, retired, is_hot)
+    head = _refresh(carry.head, fresh, outcome, retired, is_hot)  # in place, so not apart
     is_it = outcome.fails_stream & is_hot & (carry.failed == rows)
     await_row = jnp.where(retired.exists & (carry.await_row == retired.row), rows, carry.await_row)
     is_counted = outcome.is_changing & (outcome.cell == carry.await_cell) & (outcome.value.lo >= carry.await_count)

@@ -7,7 +7,7 @@ Rates are whole 1/256, so that time stays exact to the ns.
 import jax
 import jax.numpy as jnp
 
-from ascend_jax.runtime.apart import apart, sum_of_pairs
+from ascend_jax.runtime.apart import apart, over_streams, sum_of_pairs
 from ascend_jax.runtime.layout import FULL_RATE, SHARES
 
 
@@ -21,9 +21,10 @@ def pace(flag: jax.Array, running: jax.Array, shares: jax.Array) -> jax.Array:
     """
     levels = apart(flag, _levels, running, shares)
     pools = tuple(zip(levels, _pools(shares), strict=True))
-    drawn = [jnp.where(level <= SHARES, running * share, 0).sum(0) for level, share in pools]
-    takers = [jnp.where(level <= SHARES, 0, running).sum(0) for level, _ in pools]
-    return apart(flag, _rates, shares, levels, drawn, takers)
+    drawn = (jnp.where(level <= SHARES, running * share, 0) for level, share in pools)
+    takers = (jnp.where(level <= SHARES, 0, running) for level in levels)
+    totals = over_streams(*drawn, *takers)
+    return apart(flag, _rates, shares, levels, totals[:2], totals[2:])
 
 
 def divide(a: jax.Array, b: jax.Array) -> jax.Array:

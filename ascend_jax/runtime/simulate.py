@@ -28,7 +28,6 @@ class Schedule(NamedTuple):
     device_error: jax.Array  # int32 [...], 0 or the code with which the device was lost
 
 
-@jax.jit(static_argnames=("cells", "stops"))
 def simulate(program: Program, chip: ChipSpec, *, cells: int = 64, stops: bool = False) -> Schedule:
     """Return the schedule of a program whose commands are all issued at time 0 (blocks, priorities, shared rates).
 
@@ -41,13 +40,18 @@ def simulate(program: Program, chip: ChipSpec, *, cells: int = 64, stops: bool =
       stops: Whether a stream takes no more commands after one has failed (``aclrtSetStreamFailureMode`` 1).
 
     Raises:
-      ValueError: A mark uses a cell that is not there.
+      ValueError: A mark uses a cell that is not there; this is not seen while the program is traced.
     """
+    _check_cells(program, cells)
+    return _simulate(program, chip, cells=cells, stops=stops)
+
+
+@jax.jit(static_argnames=("cells", "stops"))
+def _simulate(program: Program, chip: ChipSpec, *, cells: int, stops: bool) -> Schedule:
     batch = program.fields.ndim - 2, chip.values.ndim - 1
     if max(batch) > 0:
         axes = tuple(0 if depth == max(batch) else None for depth in batch)
-        return jax.vmap(lambda p, c: simulate(p, c, cells=cells, stops=stops), in_axes=axes)(program, chip)
-    _check_cells(program, cells)
+        return jax.vmap(lambda p, c: _simulate(p, c, cells=cells, stops=stops), in_axes=axes)(program, chip)
     rows, streams = program.rows, program.streams
     fields = jnp.concatenate([program.fields, jnp.asarray(nothing(1, rows))])
     depends = jnp.where(fields[:, Field.DEPENDS] == NONE, rows, fields[:, Field.DEPENDS])

@@ -10,7 +10,7 @@ The stages are kept apart, and few wide arrays are carried, because a step is bo
 """
 
 from ascend_jax.runtime import dispatch, motion, retire
-from ascend_jax.runtime.apart import apart
+from ascend_jax.runtime.apart import apart, over_streams
 from ascend_jax.runtime.clock import is_before
 from ascend_jax.runtime.lanes import NOBODY, Carry, Tables
 from ascend_jax.runtime.share import pace
@@ -20,9 +20,8 @@ def step(tables: Tables, carry: Carry) -> Carry:
     """Do one step in every live lane."""
     flag = carry.steps >= 0
     look = apart(flag, dispatch.look, tables, carry)
-    first = look.turn.min(0)
+    first, *held = over_streams(look.turn, look.held, look.engine_held, least=1)
     is_idle = carry.is_live & (first == NOBODY) & is_before(carry.now, tables.limit)
-    held = look.held.sum(0), look.engine_held.sum(0)
     granted = apart(flag, dispatch.grant, tables.capacity, carry.head, look, held, is_idle)
     begun, running = apart(flag, dispatch.begin, carry, look, granted)
     head = carry.head._replace(key=look.key, **begun)

@@ -26,11 +26,16 @@ WEIGHTS = dict.fromkeys(CALLS, 2) | {
     "failure_mode": 1, "stream_abort": 1, "create_notify": 1, "unsubscribe": 1, "inject_fault": 1, "query_wait": 1,
     "value_write": 3, "value_wait": 2, "record_notify": 3, "wait_notify": 2,
 }  # fmt: skip
+RARE = (  # they change so much that little of a program makes sense behind them
+    "create_context", "destroy_context", "set_context", "get_context", "default_stream", "create_thread", "use_thread",
+    "join_thread", "end_thread", "set_device", "reset_device", "reset_device_force", "task_abort", "malloc", "free",
+)  # fmt: skip
 EMPTYING = {"sync_device": 2, "stream_abort": 3, "destroy_stream_force": 1, "process_report": 1}
 STREAM_FAULT, DEVICE_FAULT = 507013, 507015
 OPENINGS = (
     (), (), ("create_notify", "create_notify"), ("subscribe", "subscribe"), ("create_flag_event", "create_ex_event"),
     ("create_stream", "create_stream", "subscribe"), ("value_wait", "value_write"), ("failure_mode", "inject_fault"),
+    ("create_context", "set_context"), ("create_thread", "use_thread", "set_device"),
 )  # fmt: skip
 LEFT = 3  # rows of the command table that stay free, so that no call waits for one
 
@@ -63,7 +68,10 @@ def program(
     rows, expected = [], []
     for number in range(length):
         name = names[number] if number < len(names) else drawn.name() if number < length - 1 else "sync_device"
-        row = np.array(encode(name, **{each: drawn.argument(name, each) for each in CALLS[name].names}), np.int32)
+        arguments = {each: drawn.argument(name, each) for each in CALLS[name].names}
+        if number == length - 1:
+            arguments["timeout_ms"] = -1
+        row = np.array(encode(name, **arguments), np.int32)
         drawn.chosen.clear()
         rows.append(row)
         expected.append(expect_one(kit, twin, row))
@@ -77,6 +85,8 @@ class Draw:
         self.rng, self.twin, self.step, self.fills = rng, twin, 10 if ties else 1, fills
         self.chosen: dict[str, int] = {}  # arguments of the call that is being drawn
         self.weights = {name: WEIGHTS[name] * rng.choice((0, 1, 1, 2)) for name in allowed}
+        rare = rng.choice((0, 0, 0, 0.5))
+        self.weights |= {name: rare for name in RARE if name in allowed}
 
     def name(self) -> str:
         weights = self.weights
@@ -105,7 +115,13 @@ class Draw:
             case "notify":
                 return self._handle(self.twin.notifies)
             case "thread":
-                return rng.choice((0, 0, 0, 0, 0, 1, -1))
+                threads = sorted(self.twin.threads)
+                return rng.choice(threads) if rng.random() < 0.9 else rng.choice((-1, 0, 1, 2))
+            case "context":
+                return self._handle(self.twin.contexts)
+            case "pointer":
+                pointers = [address // 64 for address in self.twin.hbm.blocks]
+                return rng.choice((*pointers, 0, 1, -1))
             case "offset" | "start" | "source" | "second" | "target":
                 return self._offset(name, what)
             case "nbytes":
@@ -138,6 +154,7 @@ class Draw:
             "code": (STREAM_FAULT, STREAM_FAULT, STREAM_FAULT, DEVICE_FAULT, 0),
             "skip": (0, 0, 1, 2, -1) if rng.random() < 0.1 else (0, 0, 1, 2),
             "reach": (1, 1, 1, 1, 1, 2, 3) if rng.random() < 0.3 else (1,),
+            "size": (DEVICE_BYTES, DEVICE_BYTES, 4000, 3000, 0),
             "number": tuple(range(10)),
         }
         value = rng.choice(choices[what])

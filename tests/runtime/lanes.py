@@ -7,7 +7,6 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from ascend_jax.runtime import simulate as engine
 from ascend_jax.runtime.clock import to_ns
 from ascend_jax.runtime.layout import (
     LIMB,
@@ -23,6 +22,7 @@ from ascend_jax.runtime.layout import (
     Resource,
 )
 from ascend_jax.runtime.program import Program, nothing, numbered
+from ascend_jax.runtime.simulate import simulate
 from tests.runtime.random_tasks import CAPACITY, random_commands
 from tests.runtime.scheduler import WORD, Command, Scheduler
 
@@ -103,7 +103,7 @@ def programs_of(tables: Sequence[np.ndarray], streams: int = STREAMS) -> Program
 
 def simulated(programs: Program, chip: object, *, stops: bool = False) -> Answer:
     """Run the engine; axes [B, N] and [B]."""
-    found = jax.device_get(engine.simulate(programs, chip, cells=CELLS, stops=stops))
+    found = jax.device_get(simulate(programs, chip, cells=CELLS, stops=stops))
     has_ended = np.isin(found.phase, (Phase.DONE, Phase.FAULTED, Phase.EXPIRED))
     times = [np.where(has_ended, to_ns(*time), NONE) for time in (found.ready, found.start, found.end)]
     return Answer(*times, found.phase, found.code, found.is_stuck, found.device_error)

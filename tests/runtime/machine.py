@@ -95,7 +95,7 @@ class Machine:
         self.streams, self.contexts = Slots(sizes["max_streams"]), Slots(sizes["max_contexts"])
         self.events, self.notifies = Slots(sizes["max_events"]), Slots(sizes["max_notifies"])
         self.host_stream = sizes["max_streams"]
-        self.threads, self.thread = {0: Thread(0, 0)}, 0
+        self.threads, self.thread, self.users = {0: Thread(0, 0)}, 0, 1
         self.max_threads = sizes["max_threads"]
         self.contexts.live[0] = 0  # -> slot of its default stream
         self.streams.live[0] = Stream(0, 0)
@@ -212,11 +212,18 @@ class Machine:
             self.scheduler.advance_to(self.host)
 
     def wait(self, is_reached: Callable[[], bool], timeout_ns: int | None = None) -> str:
-        """Block the host; return "reached", "limit", "stuck" or "lost"."""
+        """Block the host; return "reached", "limit", "stuck" or "lost".
+
+        A thread that is behind the device finds it as it is: what is reached already takes it nowhere.
+        """
         device = self.scheduler
+        if device.device_error:
+            return "lost"
+        if is_reached():
+            return "reached"
         limit = None if timeout_ns is None else self.host + timeout_ns
         ending = device.run_until(lambda: bool(device.device_error) or is_reached(), limit)
-        self.host = max(self.host, device.now)
+        self.host = limit if ending == "limit" else max(self.host, device.now)
         return "lost" if device.device_error else ending
 
     def is_empty(self, slots: Sequence[int]) -> Callable[[], bool]:

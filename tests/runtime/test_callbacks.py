@@ -207,6 +207,33 @@ def test_callbacks_cannot_be_captured(card):
     assert code(aj.launch_callback(card, 1, 7)) == aj.Code.RT_STREAM_CAPTURED
 
 
+def test_a_callback_keeps_its_row_until_it_has_run(card):
+    rows = card.table.rows
+    card, event = aj.create_event(card)
+    card = aj.launch_callback(card, 1, 7, is_blocking=False)
+    for _ in range(rows - 1):
+        card = aj.record_event(card, event, 2)
+    card = aj.synchronize_device(card)
+    refused = aj.record_event(card, event, 2)
+    assert code(refused) == aj.Code.TABLE_FULL
+    card, number = aj.process_report(refused, -1)
+    assert int(number) == 7
+    assert code(aj.record_event(card, event, 2)) == 0
+    alone = aj.unsubscribe_report(refused, 0, 1)  # then nobody will run it
+    assert code(aj.record_event(alone, event, 2)) == 0
+
+
+def test_what_an_earlier_subscriber_did_not_run_is_lost(card):
+    card = aj.launch_callback(card, 1, 7, is_blocking=False)
+    card = aj.synchronize_stream(card, 1)
+    card = aj.subscribe_report(aj.unsubscribe_report(card, 0, 1), 0, 1)
+    card = aj.launch_callback(card, 1, 8, is_blocking=False)
+    card, number = aj.process_report(card, -1)
+    assert int(number) == 8
+    card, number = aj.process_report(card, 1)
+    assert (int(number), code(card)) == (NONE, aj.Code.RT_REPORT_TIMEOUT)
+
+
 def flow(card, ns):
     card = aj.launch_callback(fill(card, 1, ns), 1, 7)
     card = aj.launch_callback(fill(card, 2, 700), 2, 8, is_blocking=False)

@@ -17,7 +17,8 @@ from ascend_jax.runtime.faults import inject_fault
 from ascend_jax.runtime.kernels import Argument, Cost, Executor, KernelSpec, register
 from ascend_jax.runtime.layout import Clock, Event, Field, Kind, Phase, Stream, Time
 from ascend_jax.runtime.notifies import create_notify, record_notify, wait_and_reset_notify
-from ascend_jax.runtime.program import Program, load_program, program_from_rows
+from ascend_jax.runtime.program import Program, program_from_rows
+from ascend_jax.runtime.program_files import load_program, save_program
 from ascend_jax.runtime.threads import create_thread, use_thread
 
 CALLS = ("host_launch_ns", "host_copy_enqueue_ns", "host_event_ns", "host_stream_create_ns", "host_sync_ns")
@@ -379,7 +380,7 @@ def test_a_table_without_room_takes_all_or_nothing(card):
     waited = execute_program(once, program, 2)  # outside jit the host waits for two of the 33
     assert code(waited) == 0
     assert aj.host_time_ns(waited) - aj.host_time_ns(card) == 2
-    large = program_from_rows([{Field.KIND: Kind.KERNEL, Field.STREAM: 0}] * 65)
+    large = program_from_rows([{Field.KIND: Kind.KERNEL, Field.STREAM: 0, Field.BLOCK_LO: 1}] * 65)
     assert code(execute_program(card, large, 1)) == Code.TABLE_FULL
 
 
@@ -436,7 +437,7 @@ def test_a_failure_planned_for_a_captured_command_is_not_recorded(card, pointer)
 
 
 def test_lanes_of_programs_run_under_vmap(card):
-    rows = [{Field.KIND: Kind.KERNEL, Field.STREAM: 0}] * 2
+    rows = [{Field.KIND: Kind.KERNEL, Field.STREAM: 0, Field.BLOCK_LO: 1}] * 2
     lanes = program_from_rows(rows).with_block_ns(np.array([[3, 4], [30, 40], [300, 400]]))
 
     def run(program):
@@ -490,7 +491,7 @@ def test_a_program_brings_its_kernels_to_another_card(card, pointer, tmp_path):
     ended, program = capture_end(begun, 1)
     assert code(ended) == 0
     assert [spec.attributes for spec in program.kernels] == [(("plus", 2),)]
-    program.save(tmp_path / "triple.npz")
+    save_program(program, tmp_path / "triple.npz")
     other, pointer = make()
     other = aj.upload(other, pointer, np.arange(8, dtype=np.uint8))
     other = aj.synchronize_stream(execute_program(other, load_program(tmp_path / "triple.npz"), 2), 2)

@@ -9,7 +9,8 @@ from ascend_jax.runtime import layout
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.kernels import Argument, KernelSpec
 from ascend_jax.runtime.layout import Field, Kind, Reach
-from ascend_jax.runtime.program import Program, is_joined, load_program, predecessors, program_from_rows
+from ascend_jax.runtime.program import Program, is_joined, predecessors, program_from_rows
+from ascend_jax.runtime.program_files import load_program, save_program
 
 FORK = [
     {Field.KIND: Kind.KERNEL, Field.STREAM: 0, Field.BLOCK_LO: 100},
@@ -58,15 +59,19 @@ def test_padding_a_batch():
 @pytest.mark.parametrize(
     ("row", "change", "message"),
     [
-        (0, {Field.KIND: 0}, "row 0: KIND = 0"),
-        (3, {Field.KIND: 99}, "row 3: KIND = 99"),
-        (0, {Field.STREAM: -1}, "row 0: STREAM = -1"),
-        (2, {Field.DEPENDS: 2}, "row 2: DEPENDS = 2"),
-        (2, {Field.DEPENDS: -2}, "row 2: DEPENDS = -2"),
-        (3, {Field.DEPENDS: 0}, "row 3: DEPENDS = 0: must be NONE, as only marks wait"),
+        (0, {Field.KIND: 0}, "row 0: KIND must be from 1"),
+        (3, {Field.KIND: 99}, "row 3: KIND must be from 1"),
+        (0, {Field.STREAM: -1}, "row 0: STREAM must be from 0"),
+        (2, {Field.DEPENDS: 2}, "row 2: DEPENDS must be an earlier row"),
+        (2, {Field.DEPENDS: -2}, "row 2: DEPENDS must be an earlier row"),
+        (3, {Field.DEPENDS: 0}, "row 3: DEPENDS must be NONE, as only marks wait"),
         (2, {Field.DEPENDS: layout.NONE}, "row 2: a stream other than 0 begins with a wait"),
-        (0, {Field.KERNEL: 0}, "row 0: KERNEL = 0: must index the 0 kernels"),
-        (3, {Field.BLOCKS: 0}, "row 3: BLOCKS = 0"),
+        (0, {Field.KERNEL: 0}, "row 0: KERNEL must be from -1 to -1"),
+        (3, {Field.BLOCKS: 0}, "row 3: BLOCKS must be from 1"),
+        (3, {Field.NEED + 1: 3}, "row 3: NEED . VECTOR must be from 0 to 2"),
+        (0, {Field.HEAD_NS: 1 << 22}, "row 0: HEAD_NS must be from 0 to 4194303"),
+        (0, {Field.BLOCK_LO: 0}, "row 0: a block of a task takes at least 1 ns"),
+        (0, {Field.BLOCK_HI: 256}, "row 0: a block takes at most"),
         (5, {Field.DEPENDS: layout.NONE}, "row 2: the last command of stream 0 does not come after it"),
         (5, {Field.DEPENDS: 3}, "row 4: the last command of stream 0 does not come after it"),
     ],
@@ -128,25 +133,25 @@ def test_a_program_is_saved_as_plain_arrays_and_comes_back(tmp_path):
     rows[0][Field.KERNEL] = 0
     operands = np.arange(6 * layout.OPERANDS * len(layout.Operand)).reshape(6, layout.OPERANDS, -1)
     program = program_from_rows(rows, operands, (spec,))
-    program.save(tmp_path / "one.npz")
+    save_program(program, tmp_path / "one.npz")
     back = load_program(tmp_path / "one.npz")
     np.testing.assert_array_equal(back.fields, program.fields)
     np.testing.assert_array_equal(back.operands, operands)
     assert back.streams == 2
     assert back.kernels == (spec,)
     assert back.kernels[0].spelling == spec.spelling  # -0.0, True and 3 are themselves again
-    program.save(tmp_path / "two.npz")
+    save_program(program, tmp_path / "two.npz")
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
 
 
 def test_what_cannot_be_saved_or_read_says_so(tmp_path):
     spec = KernelSpec("add", (("fn", len),), (), ())
     with pytest.raises(TypeError, match="attribute"):
-        program_from_rows(FORK, None, (spec,)).save(tmp_path / "bad.npz")
+        save_program(program_from_rows(FORK, None, (spec,)), tmp_path / "bad.npz")
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
     with pytest.raises(ValueError, match="no saved program"):
         load_program(tmp_path / "other.npz")
-    program_from_rows(FORK).save(tmp_path / "old.npz")
+    save_program(program_from_rows(FORK), tmp_path / "old.npz")
     with np.load(tmp_path / "old.npz") as file:
         parts = dict(file)
     parts["about"] = np.array(str(parts["about"]).replace("SEQUENCE", "SERIAL"))

@@ -216,27 +216,21 @@ def test_words_of_values():
         words_of(jax.numpy.float32(1))
 
 
-def flow(lab, value):
-    card, flag = lab
+def flow(card, flag, value):
     card = aj.value_wait(card, flag, 10, 1, offset=8)
     card = aj.memset_async(card, flag, 3, 8, 1)
-    card = aj.memset_async(card, flag, 5, 8, 2, dst_offset=16)
     card = aj.value_write(card, flag, value, 2, offset=8)
-    return aj.download(aj.synchronize_device(card), flag, (3, 2), np.int32)
+    return aj.synchronize_device(card)
 
 
 def test_jit_and_vmap_do_the_same(lab):
-    values = jax.numpy.array([10, 9, -3, 2**31 - 1], jax.numpy.int32)
-    batched, seen = jax.jit(jax.vmap(lambda card, value: flow((card, lab[1]), value), in_axes=(None, 0)))(
-        lab[0], values
-    )
+    card, flag = lab
+    values = jax.numpy.array([10, -3, 2**31 - 1], jax.numpy.int32)
+    batched = jax.jit(jax.vmap(lambda card, value: flow(card, flag, value), in_axes=(None, 0)))(card, values)
     for lane, value in enumerate(values.tolist()):
-        eager, back = flow(lab, value)
+        eager = flow(card, flag, value)
         passes = value >= 10
-        assert int(aj.first_failure(eager)) == (0 if passes else aj.Code.DEADLOCK)
-        assert back.tolist() == [
-            [0x03030303 * passes] * 2, [value, -1 if value < 0 else 0], [0x05050505] * 2
-        ]  # fmt: skip
-        np.testing.assert_array_equal(seen[lane], back)
+        assert code(eager) == (0 if passes else aj.Code.DEADLOCK)
+        assert memory(eager, flag, 2) == [0x0303030303030303 * passes, value % 2**64]
         for new, old in zip(jax.tree.leaves(batched), jax.tree.leaves(eager), strict=True):
             np.testing.assert_array_equal(new[lane], old)

@@ -1,0 +1,267 @@
+"""The twin's calls: events, notifies, values in memory and callbacks."""
+
+from collections.abc import Sequence
+
+from tests.runtime.calls_streams import StreamCalls
+from tests.runtime.machine import INVALID_PARAM, NOBODY, OBJECTS_FULL, RT_PARAM_INVALID, SUCCESS, Event, Slots, Stream
+from tests.runtime.scheduler import WORD
+
+NOT_SUPPORTED, NO_EVENT, NO_NOTIFY, UNALIGNED = 207000, 207007, 207009, 107008
+IS_SERVED, NOT_SERVED_HERE, NOBODY_SERVES, REPORT_TIMEOUT = 107011, 107012, 107015, 507012
+SYNC, TIME_LINE, PROGRESS, DEVICE_ONLY, EXTERNAL, IPC = 0x01, 0x08, 0x02, 0x10, 0x20, 0x40
+LONGEST_S = 2147
+CONDITIONS = ("GE", "EQ", "AND", "NOR")
+
+
+class MarkCalls(StreamCalls):
+    """What takes no time on the device."""
+
+    # events and notifies ----------------------------------------------------------------------------------------
+
+    def _flag(self, event: Event) -> int:
+        return self.scheduler.cells[self._cell_of(event)]
+
+    def _cell_of(self, event: Event) -> int:
+        return self.cell("notify" if event.kind == "notify" else "event", event.slot)
+
+    def _take(self, slots: Slots, kind: str, flags: int, is_known: bool, limit: str, full: int) -> int:
+        self.spend("host_event_ns")
+        name = "notify" if kind == "notify" else "event"
+        free = [slot for slot in slots.free() if kind in ("plain", "ex") or not self.is_busy(self.cell(name, slot))]
+        room = len(slots.live) < self.fields[limit]
+        code = self.has_context() or (SUCCESS if is_known else RT_PARAM_INVALID)
+        if self.answer(code or (SUCCESS if free and room else full)):
+            return NOBODY
+        slots.live[free[0]] = Event(free[0], self.context, kind, flags)
+        if kind in ("flag", "notify"):
+            self.scheduler.cells[self.cell(name, free[0])] = 0
+        return slots.handle(free[0])
+
+    def create_event(self, kind: str = "plain", flags: int = SYNC | TIME_LINE) -> int:
+        """Kinds: "plain", "flag", "ex"."""
+        alone = {"plain": (), "flag": (DEVICE_ONLY, EXTERNAL), "ex": (IPC,)}[kind]
+        is_known = flags in alone or (flags > 0 and not flags & ~(SYNC | TIME_LINE | PROGRESS))
+        return self._take(self.events, kind, flags, is_known, "max_events", NO_EVENT)
+
+    def create_notify(self, flags: int = 0) -> int:
+        return self._take(self.notifies, "notify", flags, flags in (0, 1), "max_notifies", NO_NOTIFY)
+
+    def destroy_event(self, handle: int) -> None:
+        self._give_back(self.events, handle)
+
+    def destroy_notify(self, handle: int) -> None:
+        self._give_back(self.notifies, handle)
+
+    def _give_back(self, slots: Slots, handle: int) -> None:
+        code, event = self.find_event(slots, handle)
+        if self.answer(code) == SUCCESS:
+            slots.give_back(event.slot)
+
+    def _find_both(self, slots: Slots, handle: int, stream_handle: int) -> tuple[int, Event | None, Stream | None]:
+        code, stream = self.find_stream(stream_handle)
+        wrong, event = self.find_event(slots, handle)
+        if not (code or wrong) and event.kind != "notify" and event.flags & DEVICE_ONLY:
+            wrong = RT_PARAM_INVALID
+        return code or wrong, event, stream
+
+    def record_event(self, handle: int, stream_handle: int) -> None:
+        self.make_room(stream_handle)
+        self.spend("host_event_ns")
+        code, event, stream = self._find_both(self.events, handle, stream_handle)
+        if not code:
+            cell = {"cell": self._cell_of(event), "effect": "SET", "value2": 1} if event.kind == "flag" else {}
+            code, job = self.enqueue("event record", stream.slot, handle=handle, **cell)
+            event.record = job or event.record
+        self.answer(code)
+
+    def reset_event(self, handle: int, stream_handle: int) -> None:
+        self.make_room(stream_handle)
+        self.spend("host_event_ns")
+        code, event, stream = self._find_both(self.events, handle, stream_handle)
+        if not code and not (event.kind == "flag" and event.flags & (SYNC | EXTERNAL | IPC)):
+            code = NOT_SUPPORTED
+        if not code:
+            code, _ = self.enqueue("event reset", stream.slot, handle=handle, cell=self._cell_of(event), effect="SET")
+        self.answer(code)
+
+    def wait_event(self, stream_handle: int, handle: int, timeout_s: int | None = None) -> None:
+        self.make_room(stream_handle)
+        code, event, stream = self._find_both(self.events, handle, stream_handle)
+        code = code or self._wrong_seconds(timeout_s or 0)
+        if not code and not event.flags & (SYNC | EXTERNAL | IPC):
+            code = NOT_SUPPORTED
+        code = code or self.refusal(stream.slot)
+        record = None if code or event.kind == "flag" else event.record
+        is_kept = record is not None and record.sequence >= len(self.jobs) - self.rows
+        if is_kept and record.stream == stream.slot:  # in its own stream that is behind it anyway
+            self.answer(SUCCESS)
+            return
+        self.spend("host_event_ns")
+        if not code:
+            what = {"depends": record}
+            if event.kind == "flag":
+                what = {"cell": self._cell_of(event), "condition": "GE", "value": 1}
+            timeout = self.wait_timeout if timeout_s is None else timeout_s * 10**9
+            code, _ = self.enqueue("event wait", stream.slot, handle=handle, timeout=timeout, **what)
+        self.answer(code)
+
+    @staticmethod
+    def _wrong_seconds(timeout_s: int) -> int:
+        return SUCCESS if 0 <= timeout_s <= LONGEST_S else RT_PARAM_INVALID
+
+    def query_event(self, handle: int) -> int:
+        """0: complete or never recorded."""
+        code, event = self._asked(handle, bars_ex=True)
+        return NOBODY if self.answer(code) else int(self._is_unfinished(event))
+
+    def query_event_status(self, handle: int) -> int:
+        """1: complete; never recorded only if an Ex event."""
+        code, event = self._asked(handle, bars_ex=False)
+        if self.answer(code):
+            return NOBODY
+        is_unused = event.record is None and event.kind != "ex"
+        return int(not (is_unused or self._is_unfinished(event)))
+
+    def query_event_wait_status(self, handle: int) -> int:
+        """0: nobody waits for it any more."""
+        code, _ = self._asked(handle, bars_ex=True)
+        waits = (job for job in self.jobs if job.kind == "event wait" and job.handle == handle)
+        return NOBODY if self.answer(code) else int(any(job.is_open for job in waits))
+
+    def _asked(self, handle: int, *, bars_ex: bool) -> tuple[int, Event | None]:
+        self.spend("host_sync_ns")
+        self.look()
+        code, event = self.find_event(self.events, handle)
+        code = code or self.scheduler.device_error
+        is_barred = not code and (event.flags == EXTERNAL or (bars_ex and event.kind == "ex"))
+        return code or (NOT_SUPPORTED if is_barred else SUCCESS), event
+
+    @staticmethod
+    def _is_unfinished(event: Event) -> bool:
+        return event.record is not None and event.record.is_open
+
+    def record_notify(self, handle: int, stream_handle: int) -> None:
+        self.make_room(stream_handle)
+        self.spend("host_event_ns")
+        code, notify, stream = self._find_both(self.notifies, handle, stream_handle)
+        if not code:
+            change = {"cell": self._cell_of(notify), "effect": "SET", "value2": 1}
+            code, _ = self.enqueue("notify record", stream.slot, handle=handle, **change)
+        self.answer(code)
+
+    def wait_notify(self, handle: int, stream_handle: int, timeout_s: int = 0) -> None:
+        self.make_room(stream_handle)
+        self.spend("host_event_ns")
+        code, notify, stream = self._find_both(self.notifies, handle, stream_handle)
+        code = code or self._wrong_seconds(timeout_s)
+        if not code:
+            look = {"cell": self._cell_of(notify), "condition": "GE", "value": 1, "effect": "SET"}
+            code, _ = self.enqueue("notify wait", stream.slot, handle=handle, timeout=timeout_s * 10**9, **look)
+        self.answer(code)
+
+    def reset_notifies(self, handles: Sequence[int]) -> None:
+        self.look()
+        found = [self.find_event(self.notifies, handle) for handle in handles]
+        code = next((code for code, _ in found if code), SUCCESS if found else RT_PARAM_INVALID)
+        for _, notify in found if not code else ():
+            self.scheduler.cells[self._cell_of(notify)] = 0
+        self.spend("host_event_ns")
+        self.answer(code)
+
+    # values -----------------------------------------------------------------------------------------------------
+
+    def _value(self, kind: str, place: tuple[int, int], handle: int, wrong: int, **look: int | str) -> None:
+        self.make_room(handle)
+        self.look()
+        address = self.index(*place)
+        code, stream = self.find_stream(handle)
+        if not code and place[0] <= 0:
+            code = RT_PARAM_INVALID if place[0] else INVALID_PARAM
+        code = code or self.check(*place, 8) or (UNALIGNED if place[1] % 8 else SUCCESS)
+        if not code and address not in self.values and len(self.values) == self.max_values:
+            code = OBJECTS_FULL
+        code = code or wrong
+        cell = self.values.get(address, -1)
+        if not code:
+            code = self.refusal(stream.slot)
+        now = int.from_bytes(self.memory[address : address + 8], "little")
+        is_idle = cell < 0 or not self.is_busy(cell)
+        self.spend("host_event_ns")
+        if not code:
+            cell = self.cell("value", address)
+            code, _ = self.enqueue(kind, stream.slot, cell=cell, **look)
+            if not code:
+                self.values[address] = cell
+                if is_idle:
+                    self.scheduler.cells[cell] = now
+        self.answer(code)
+
+    def value_write(self, place: tuple[int, int], value: int, handle: int) -> None:
+        raw = (value % WORD).to_bytes(8, "little")
+        effect = {"effect": "SET", "value2": value % WORD, "writes": ((self.index(*place), 8),)}
+        self._value("value write", place, handle, SUCCESS, compute=lambda memory: [raw], **effect)
+
+    def value_wait(self, place: tuple[int, int], value: int, handle: int, flag: int) -> None:
+        condition = CONDITIONS[flag] if 0 <= flag <= 3 else ""
+        wrong = SUCCESS if condition else RT_PARAM_INVALID
+        look = {"condition": condition, "value": value % WORD, "timeout": self.wait_timeout}
+        self._value("value wait", place, handle, wrong, **look)
+
+    # callbacks --------------------------------------------------------------------------------------------------
+
+    def subscribe_report(self, thread: int, handle: int) -> None:
+        code, stream = self.find_stream(handle)
+        code = code or (SUCCESS if thread in self.threads else RT_PARAM_INVALID)
+        code = code or (IS_SERVED if stream.reporter != NOBODY else SUCCESS)
+        if self.answer(code) == SUCCESS:
+            stream.reporter = thread
+
+    def unsubscribe_report(self, thread: int, handle: int) -> None:
+        code, stream = self.find_stream(handle)
+        if not code and (stream.reporter != thread or thread == NOBODY):
+            code = IS_SERVED if stream.reporter == NOBODY else NOT_SERVED_HERE
+        if self.answer(code) == SUCCESS:
+            stream.reporter = NOBODY
+
+    def launch_callback(self, handle: int, number: int, *, is_blocking: bool) -> None:
+        self.make_room(handle)
+        self.spend("host_event_ns")
+        code, stream = self.find_stream(handle)
+        code = code or (NOBODY_SERVES if stream.reporter == NOBODY else SUCCESS)
+        if not code:
+            cell = self.cell("thread", stream.reporter)
+            change = {"cell": cell, "effect": "ADD", "value2": 1}
+            whose = {"handle": number, "thread": stream.reporter, "has_run": False}
+            code, job = self.enqueue("callback", stream.slot, **change, **whose)
+        if is_blocking:
+            self.make_room(handle)
+        if is_blocking and not code:
+            run = self.cell("callback", job.sequence)
+            code, _ = self.enqueue("callback wait", stream.slot, cell=run, condition="GE", value=1)
+        self.answer(code)
+
+    def process_report(self, timeout_ms: int, callback_ns: int) -> int:
+        """Return the number of the callback that was run."""
+        self.spend("host_sync_ns")
+        wrong, timeout = self._timeout(timeout_ms)
+        serves = any(stream.reporter == self.thread for stream in self.streams.live.values())
+        code = INVALID_PARAM if wrong else SUCCESS if serves else NOT_SERVED_HERE
+        if self.answer(code) == SUCCESS:
+            cell = self.cell("thread", self.thread)
+            is_due = lambda: self.scheduler.cells[cell] >= 1  # noqa: E731
+            self.overrule(self.settle(is_due, timeout_ns=timeout, expired=REPORT_TIMEOUT))
+        due = [
+            job
+            for job in self.jobs
+            if job.thread == self.thread and not job.has_run and job.end >= 0 and not job.result
+        ]
+        if self.last or not due:
+            self.look()
+            return NOBODY
+        job = min(due, key=lambda job: (job.end, job.stream, job.sequence))
+        self.host += max(0, callback_ns)
+        self.scheduler.cells[self.cell("thread", self.thread)] -= 1
+        job.has_run = True
+        self.look()
+        self.scheduler.cells[self.cell("callback", job.sequence)] = 1
+        return job.handle
