@@ -20,7 +20,7 @@ from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.handles import find_stream
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import NONE, Capture, Context, Device, Event, Field, Phase, Stream, Time
-from ascend_jax.runtime.program import Program, is_joined, nothing, numbered
+from ascend_jax.runtime.program import Program, is_joined, nothing, numbered, trimmed
 from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, put_row, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
@@ -221,14 +221,11 @@ def capture_end(card: CardState, stream: Number, *, site: Site = None) -> tuple[
     known = concrete(count)
     if known is None or known.ndim:
         return card, Program(fields, operands, card.streams.shape[-2], kernels)
-    return card, _trimmed(np.asarray(fields)[: int(known)], np.asarray(operands)[: int(known)], kernels)
+    return card, _exact(trimmed(np.asarray(fields), int(known)), np.asarray(operands)[: int(known)], kernels)
 
 
-def _trimmed(fields: np.ndarray, operands: np.ndarray, kernels: tuple) -> Program:
-    """Return the program without padding, and with no kernels but its own."""
-    rows = fields.shape[0]
-    fields = fields.copy()
-    fields[:, Field.NEXT] = np.minimum(fields[:, Field.NEXT], rows)
+def _exact(fields: np.ndarray, operands: np.ndarray, kernels: tuple) -> Program:
+    """Return the program with the streams and kernels it uses, and no others."""
     used = np.unique(fields[:, Field.KERNEL])
     used = used[used != NONE]
     has_kernel = fields[:, Field.KERNEL] != NONE

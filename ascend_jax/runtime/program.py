@@ -147,10 +147,12 @@ def program_from_rows(
     _check_rows(table, len(kernels))
     if operands is None:
         operands = np.zeros((len(rows), layout.OPERANDS, len(Operand)), np.int32)
-    fields = numbered(jnp.array(table))
+    bucket = 1 << max(len(rows) - 1, 0).bit_length()  # few lengths, so few compilations
+    fields = numbered(np.concatenate([table, nothing(bucket - len(rows), bucket)]))
     _refuse(~np.asarray(is_joined(fields)), "the last command of stream 0 does not come after it; let stream 0 wait")
     streams = int(table[:, Field.STREAM].max(initial=0)) + 1
-    return Program(fields, jnp.asarray(operands, jnp.int32), streams, tuple(kernels))
+    own = jnp.array(trimmed(np.asarray(fields), len(rows)))
+    return Program(own, jnp.asarray(operands, jnp.int32), streams, tuple(kernels))
 
 
 def nothing(rows: int, end: int) -> np.ndarray:
@@ -159,6 +161,13 @@ def nothing(rows: int, end: int) -> np.ndarray:
     fields[:, [Field.SEQUENCE, Field.DEPENDS, Field.OBJECT, Field.KERNEL]] = NONE
     fields[:, Field.NEXT] = end
     return fields
+
+
+def trimmed(fields: np.ndarray, rows: int) -> np.ndarray:
+    """Return the table without its padding, as one of ``rows`` rows."""
+    own = fields[:rows].copy()
+    own[:, Field.NEXT] = np.minimum(own[:, Field.NEXT], rows)
+    return own
 
 
 @jax.jit

@@ -175,16 +175,14 @@ def _backward(kept: tuple[jax.Array, jax.Array], wanted: jax.Array) -> tuple[Non
     ends = jnp.concatenate([ends, jnp.zeros_like(ends[:1])])
 
     def body(step: jax.Array, share: jax.Array) -> jax.Array:
-        row = rows - 1 - step
+        row, which = rows - 1 - step // 2, step % 2  # one write per step, which XLA does in place
         before = _row(pred, row)
-        a, b, own = _row(ends, before[0]), _row(ends, before[1]), _row(share, row)
-        first = own * jnp.where(a == b, 0.5, a > b).astype(own.dtype)
-        for one, part in ((before[0], first), (before[1], own - first)):
-            share = lax.dynamic_update_index_in_dim(share, _row(share, one) + part, one, 0)
-        return share
+        end, other = _row(ends, before[which]), _row(ends, before[1 - which])
+        part = jnp.where(end == other, 0.5, end > other).astype(share.dtype)
+        return share.at[before[which]].add(_row(share, row) * part, mode="promise_in_bounds")
 
     share = jnp.concatenate([wanted, jnp.zeros_like(wanted[:1])])
-    return None, lax.fori_loop(0, rows, body, share)[:rows]
+    return None, lax.fori_loop(0, 2 * rows, body, share)[:rows]
 
 
 _float_ends.defvjp(_forward, _backward)

@@ -40,9 +40,9 @@ def test_one_block_per_core_and_the_predicted_time(name, shape):
         assert int(cost.blocks) == int(best.cores_used) <= min(limit, cores)
         assert int(waves) == 1  # every core has one block
         predicted = float(best.duration_ns)
-        assert float(duration) == pytest.approx(predicted, abs=max(1, np.spacing(np.float32(predicted))))
+        assert float(duration) == pytest.approx(predicted, abs=max(1.0, float(np.spacing(np.float32(predicted)))))
         on_card = math.ceil(cost.head_ns) + math.ceil(cost.block_ns)  # whole ns, as the card counts
-        assert abs(on_card - math.ceil(predicted)) <= max(1, np.spacing(np.float32(predicted)))
+        assert abs(on_card - math.ceil(predicted)) <= max(1.0, float(np.spacing(np.float32(predicted))))
 
 
 @pytest.mark.parametrize("name", ["Ascend910B2", "Ascend910A", "Ascend310P3"])
