@@ -1,4 +1,7 @@
-"""Settings of every test: rank promotion raises, and no example of a property has a deadline."""
+"""Settings of every test: rank promotion raises, properties have no deadline, and compilations are kept between runs."""
+
+import os
+from pathlib import Path
 
 import hypothesis
 import jax
@@ -6,6 +9,13 @@ import pytest
 
 hypothesis.settings.register_profile("ascend_jax", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("ascend_jax")
+
+# programs that tests start inherit it
+CACHE = Path(__file__).resolve().parent.parent / ".jax_cache" / jax.__version__
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
 @pytest.fixture(autouse=True, scope="session")

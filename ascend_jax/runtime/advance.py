@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from ascend_jax.runtime import clock
 from ascend_jax.runtime.clock import Instant
+from ascend_jax.runtime.drops import drop
 from ascend_jax.runtime.engine import begin, capacity_of, row_to_await, run, table_of
 from ascend_jax.runtime.faults import result_codes
 from ascend_jax.runtime.heads import Head
@@ -65,13 +66,15 @@ def advance(card: CardState, goal: Goal) -> tuple[CardState, Ending]:
     )
     tables, carry, is_fresh = _enter(card, goal, has_goal, limit)
     with jax.named_scope("engine"):
-        end = run(tables, begin(tables, carry, is_fresh))
+        start = begin(tables, carry, is_fresh)
+        end = run(tables, start)
     card, now = _leave(card, end)
     is_late = has_goal & ~clock.is_before(now, limit) & ~is_reached(tables, end)[0]
-    moved = clock.later(host, now)
+    has_waited = has_goal & ~is_reached(tables, start)[0]
+    there = clock.later(host, Instant(jnp.where(is_late, limit.hi, now.hi), jnp.where(is_late, limit.lo, now.lo)))
     words = {
-        Clock.HOST_HI: jnp.where(has_goal, moved.hi, host.hi),
-        Clock.HOST_LO: jnp.where(has_goal, moved.lo, host.lo),
+        Clock.HOST_HI: jnp.where(has_waited, there.hi, host.hi),
+        Clock.HOST_LO: jnp.where(has_waited, there.lo, host.lo),
     }
     card = dataclasses.replace(card, clock=with_entries(card.clock, words))
     return card, Ending(end.is_stuck[0], is_late)
@@ -105,6 +108,7 @@ def _enter(card: CardState, goal: Goal, has_goal: jax.Array, limit: Instant) -> 
         head=head,
         now=Instant(card.clock[Clock.DEVICE_HI][None], card.clock[Clock.DEVICE_LO][None]),
         instants=card.device[Device.INSTANTS][None],
+        retired=card.device[Device.RETIRED][None],
         failed=none,
         lost=none[0],
         await_row=row_to_await(table.fields, jnp.asarray(goal.command, jnp.int32))[None],
@@ -159,15 +163,18 @@ def _leave(card: CardState, end: Carry) -> tuple[CardState, Instant]:
         card.device,
         {
             Device.INSTANTS: end.instants[0],
+            Device.RETIRED: end.retired[0],
             Device.ERROR: jnp.where(end.lost[0] == rows, card.device[Device.ERROR], get_row(code, end.lost[0])),
         },
     )
     words = with_entries(card.clock, {Clock.DEVICE_HI: now.hi, Clock.DEVICE_LO: now.lo})
-    return dataclasses.replace(
+    card = dataclasses.replace(
         card,
         streams=streams,
         table=dataclasses.replace(card.table, times=times),
         cells=end.cells[0, :-1],
         device=device,
         clock=words,
-    ), now
+    )
+    is_lost, has_failed = device[Device.ERROR] != 0, streams[:, Stream.ERROR] != 0
+    return drop(card, is_lost | (has_failed & (streams[:, Stream.STOPS] == 1))), now

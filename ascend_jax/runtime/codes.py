@@ -315,7 +315,7 @@ EXPLANATIONS: dict[int, Explanation] = {
     Code.DEADLOCK: Explanation(
         "SIM_ERROR_DEADLOCK",
         "commands are queued, nothing runs and nothing can ever start",
-        "look at the waits in the timeline: some stream waits for work that is behind itself",
+        "print aj.insight.deadlock_report(card): it says which stream waits for what, and why that cannot come",
     ),
     Code.HEAP_TABLE_FULL: Explanation(
         "SIM_ERROR_HEAP_TABLE_FULL",

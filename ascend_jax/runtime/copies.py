@@ -50,8 +50,7 @@ def transfer(card: CardState, place: Range, to_host: jax.Array, from_host: jax.A
     )
     # host to host is the CPU's own work; it is taken to be as fast as the link
     rate = jnp.where(is_d2h, d2h, jnp.where(to_host | from_host, h2d, d2d))
-    whole_pieces = (place.whole + PIECE - 1) // PIECE
-    pieces = jnp.where(is_h2d | is_d2h, jnp.maximum(whole_pieces, 1), 1)
+    pieces = jnp.where(is_h2d | is_d2h, jnp.maximum((granules(place) + PIECE - 1) // PIECE, 1), 1)
     nbytes = (place.whole * jnp.float32(layout.GRANULE_BYTES) + place.rest) / pieces
     piece_ns = latency_ns + nbytes * (1e9 / rate)
     drawn = jnp.where(is_inside, 2.0, jnp.where(to_host & from_host, 0.0, 1.0)) * nbytes * 1e9 / piece_ns

@@ -11,7 +11,7 @@ from ascend_jax.runtime.heads import Bits, Head, bit
 from ascend_jax.runtime.lanes import NOBODY, Carry, Tables, groups_of, is_present, slots_of
 from ascend_jax.runtime.layout import FOREVER_HI, LIMB, NONE, UNREADY, WORK_CHUNK, Resource
 
-ALL = 255  # more blocks of one command than a chip has cores
+ALL = 255  # blocks of one command that can run at one time; more than a chip has cores
 
 
 class Look(NamedTuple):
@@ -21,10 +21,8 @@ class Look(NamedTuple):
     key: jax.Array
     wake_hi: jax.Array
     wake_lo: jax.Array
-    claim: jax.Array  # units that those need: cube + vector << 16
-    engine_claim: jax.Array  # copy engines, a byte each
-    held: jax.Array  # units that running blocks hold
-    engine_held: jax.Array
+    claims: tuple[jax.Array, ...]  # units that waiting blocks ask for, packed (see _packing)
+    held: tuple[jax.Array, ...]  # units that running blocks hold
 
 
 def look(tables: Tables, carry: Carry) -> Look:
@@ -43,20 +41,37 @@ def look(tables: Tables, carry: Carry) -> Look:
     turn = jnp.where(may, slots, jnp.where(is_late, 2 * slots, NOBODY))
     turn = jnp.where(is_before(now, tables.limit), turn, NOBODY)
     asks = present & is_task & (key != UNREADY) & (waiting > 0)
-    units = bit(head.bits, Bits.CUBE) + (bit(head.bits, Bits.VECTOR, 2) << 16)
-    engine = bit(head.bits, Bits.ENGINE, 2)
-    engine_unit = jnp.where(engine > 0, 1 << ((engine - 1) * 8), 0)
-    running = jnp.where(is_task, first + second, 0)
+    asked, running = jnp.where(asks, waiting, 0), jnp.where(is_task, first + second, 0)
     return Look(
         turn=jnp.where(is_over, slots_of(head), jnp.where(turn == NOBODY, NOBODY, turn + slots_of(head))),
         key=key,
         wake_hi=jnp.where(comes, jnp.where(has_deadline, deadline.hi, FOREVER_HI), head.wake_hi),
         wake_lo=jnp.where(comes, jnp.where(has_deadline, deadline.lo, 0), head.wake_lo),
-        claim=jnp.where(asks, jnp.minimum(waiting, ALL) * units, 0),
-        engine_claim=jnp.where(asks, engine_unit, 0),
-        held=running * units,
-        engine_held=running * engine_unit,
+        claims=_packed(head, asked),
+        held=_packed(head, running),
     )
+
+
+def _packing(slots: int) -> tuple[dict[Resource, int], ...]:
+    """Return which resources share a word, and at which bit each begins: few words if the sums over streams fit."""
+    if slots > 128:
+        return tuple({resource: 0} for resource in Resource)
+    return {Resource.CUBE: 0, Resource.VECTOR: 16}, {Resource.H2D: 0, Resource.D2H: 8, Resource.D2D: 16}
+
+
+def _needs(head: Head) -> list[jax.Array]:
+    """Return the units of each resource that a block of each stream needs."""
+    engine = bit(head.bits, Bits.ENGINE, 2)
+    engines = [(engine == number).astype(jnp.int32) for number in (1, 2, 3)]
+    return [bit(head.bits, Bits.CUBE), bit(head.bits, Bits.VECTOR, 2), *engines]
+
+
+def _packed(head: Head, blocks: jax.Array) -> tuple[jax.Array, ...]:
+    """Return the units of so many blocks; more than the chip has of a resource count as ALL, or 1 copy engine."""
+    needs = _needs(head)
+    counts = [jnp.minimum(blocks, ALL if resource <= Resource.VECTOR else 1) for resource in Resource]
+    words = _packing(len(head.row))
+    return tuple(sum((counts[one] * needs[one] << shift for one, shift in word.items()), 0 * blocks) for word in words)
 
 
 def grant(capacity: jax.Array, head: Head, look: Look, held: tuple, is_idle: jax.Array) -> jax.Array:
@@ -70,20 +85,16 @@ def grant(capacity: jax.Array, head: Head, look: Look, held: tuple, is_idle: jax
     def ahead(key: jax.Array, slot: jax.Array, claim: jax.Array) -> jax.Array:
         return jnp.where(key < look.key + (slot < slots), claim, 0)
 
-    others = look.key, slots
-    taken, engine_taken = (
-        mine + sum_of_pairs(ahead, *others, claim)
-        for mine, claim in zip(held, (look.claim, look.engine_claim), strict=True)
-    )
-    vector, engine = bit(head.bits, Bits.VECTOR, 2), bit(head.bits, Bits.ENGINE, 2)
-    free_cube = capacity[Resource.CUBE] - (taken & 0xFFFF)
-    free_vector = (capacity[Resource.VECTOR] - (taken >> 16)) >> (vector >> 1)
-    free_engine = 1 - ((engine_taken >> (jnp.maximum(engine - 1, 0) * 8)) & 255)
-    fits = jnp.where(bit(head.bits, Bits.CUBE) > 0, free_cube, NOBODY)
-    fits = jnp.minimum(fits, jnp.where(vector > 0, free_vector, NOBODY))
-    fits = jnp.maximum(jnp.minimum(fits, jnp.where(engine > 0, free_engine, NOBODY)), 0)
+    taken = [mine + sum_of_pairs(ahead, look.key, slots, claim) for mine, claim in zip(held, look.claims, strict=True)]
+    needs, fits = _needs(head), jnp.full_like(head.row, ALL)
+    for word, packing in zip(taken, _packing(len(slots)), strict=True):
+        for resource, shift in packing.items():
+            width = (16 if resource <= Resource.VECTOR else 8) if len(packing) > 1 else 32
+            left = capacity[resource] - (word if width == 32 else (word >> shift) & ((1 << width) - 1))
+            need = needs[resource]  # 0, 1 or 2, so that a shift divides
+            fits = jnp.minimum(fits, jnp.where(need > 0, jnp.maximum(left, 0) >> (need >> 1), ALL))
     waiting, first, second = groups_of(head.counts)
-    some = jnp.minimum(jnp.minimum(fits, waiting), ALL)
+    some = jnp.minimum(fits, waiting)
     all_or_none = jnp.where(some >= waiting, waiting, 0)
     granted = jnp.where(bit(head.bits, Bits.MODE) == 1, all_or_none, some)
     has_room = (first == 0) | (second == 0)

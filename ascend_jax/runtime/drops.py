@@ -66,12 +66,19 @@ def fresh_stream(card: CardState) -> jax.Array:
 
 
 def remove_streams(card: CardState, is_gone: jax.Array) -> CardState:
-    """Return ``card`` without some streams (bool [S + 1]): what they hold is dropped, captured commands included."""
+    """Return ``card`` without some streams (bool [S + 1]); what they hold is dropped, captured commands included.
+
+    Callbacks that they have handed over and that nobody has run are lost.
+    """
     card = drop(card, is_gone)
-    is_captured = card.table.times[:, Time.PHASE] == Phase.CAPTURED
-    card = _drop_rows(card, is_captured & get_rows(is_gone, card.table.fields[:, Field.STREAM]))
+    is_theirs = get_rows(is_gone, card.table.fields[:, Field.STREAM])
+    card = _drop_rows(card, is_theirs & (card.table.times[:, Time.PHASE] == Phase.CAPTURED))
+    effects = jnp.where(is_theirs, Effect.PUBLISHED, card.table.effects)
     first = card.events.shape[0] + card.values.shape[0]  # the streams' cells count callbacks
     counted = jnp.where(is_gone[:, None], 0, card.cells[first : first + card.streams.shape[0]])
-    cells = lax.dynamic_update_slice(card.cells, counted, (first, 0))
-    streams = vacate(card.streams, is_gone, fresh_stream(card), Stream)
-    return dataclasses.replace(card, streams=streams, cells=cells)
+    return dataclasses.replace(
+        card,
+        table=dataclasses.replace(card.table, effects=effects),
+        cells=lax.dynamic_update_slice(card.cells, counted, (first, 0)),
+        streams=vacate(card.streams, is_gone, fresh_stream(card), Stream),
+    )

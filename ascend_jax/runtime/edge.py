@@ -44,7 +44,8 @@ def stage(function: F | None = None, *, static: tuple[str, ...] = ()) -> Any:
     @functools.wraps(function)
     def strong(*args: Any, **options: Any) -> Any:
         # a weakly typed result would compile every later stage a second time
-        return jax.tree.map(lambda leaf: lax.convert_element_type(leaf, jax.dtypes.result_type(leaf)), function(*args, **options))
+        result = function(*args, **options)
+        return jax.tree.map(lambda leaf: lax.convert_element_type(leaf, jax.dtypes.result_type(leaf)), result)
 
     keeping = jax.jit(strong, static_argnames=static)
     donating = jax.jit(strong, static_argnames=static, donate_argnums=0)

@@ -27,7 +27,8 @@ LANES = 1024  # lanes of one loop: more do not fit the caches
 def run(tables: Tables, carry: Carry) -> Carry:
     """Step until no lane is live. Leaves with three axes have the lanes first, the others last."""
     tables, carry = varying_together(tables, carry)
-    return lax.while_loop(lambda c: c.is_live.any(), lambda c: step(tables, c), carry)
+    with jax.numpy_rank_promotion("allow"):  # numbers of a lane meet those of its streams
+        return lax.while_loop(lambda c: c.is_live.any(), lambda c: step(tables, c), carry)
 
 
 @run.def_vmap
@@ -113,8 +114,8 @@ def begin(tables: Tables, carry: Carry, is_fresh: jax.Array) -> Carry:
 
 def _stamp_ready(times: jax.Array, now: Instant, head: Head, is_fresh: jax.Array) -> jax.Array:
     """Write when the new heads become ready: now, or when they are issued."""
-    rows = times.shape[-2] - 1
+    rows, now = times.shape[-2] - 1, Instant(now.hi[None], now.lo[None])
     is_later = (head.wake_hi > now.hi) | ((head.wake_hi == now.hi) & (head.wake_lo > now.lo))
-    ready = [jnp.where(is_later, wake, here) for wake, here in ((head.wake_hi, now.hi), (head.wake_lo, now.lo))]
+    ready = [jnp.where(is_later, wake, here) for wake, here in zip((head.wake_hi, head.wake_lo), now, strict=True)]
     row = jnp.where(is_fresh, head.row, rows)
     return put_lane_rows(times, row, jnp.stack(ready, -1), slice(Time.READY_HI, Time.READY_LO + 1))

@@ -236,6 +236,18 @@ def execute_program(card: CardState, program: Program, stream: Number, *, site: 
 
     Raises:
       ValueError: The program is a batch.
+
+    >>> import ascend_jax as aj
+    >>> card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=1 << 20)
+    >>> card, pointer = aj.malloc(card, 64)
+    >>> card, stream = aj.create_stream(card)
+    >>> card = aj.memset_async(aj.capture_begin(card, stream), pointer, 7, 64, stream)
+    >>> card, program = aj.capture_end(card, stream)
+    >>> for _ in range(3):
+    ...     card = aj.execute_program(card, program, stream)
+    >>> card, out = aj.download(aj.synchronize_stream(card, stream), pointer, (4,), "uint8")
+    >>> program.rows, out.tolist()
+    (1, [7, 7, 7, 7])
     """
     if program.fields.ndim != 2:
         raise ValueError(f"program has batch axes {program.fields.shape[:-2]}: use jax.vmap over cards and programs")

@@ -111,12 +111,13 @@ def work_of(fields: jax.Array, has_gone: jax.Array) -> jax.Array:
     head = jnp.minimum(fields[:, Field.HEAD_NS], CHUNK_NS - 1) * FULL_RATE
     shares = fields[:, Field.HBM_SHARE] | (fields[:, Field.L2_SHARE] << 16)
     cell = jnp.where(fields[:, Field.CONDITION] == Condition.NONE, NONE, fields[:, Field.CELL])
-    seconds, limbs = fields[:, Field.TIMEOUT_LO], fields[:, Field.TIMEOUT_HI]
+    limbs, rest_ns = fields[:, Field.TIMEOUT_HI], fields[:, Field.TIMEOUT_LO]
+    timeout_us = limbs * 1_073_741 + (limbs * 824 + rest_ns) // 1000  # 2**30 ns are 1,073,741.824 us
     columns = {
         Work.BITS: sum(jnp.asarray(value, jnp.int32) << position for value, position in packed),
         Work.ISSUE_HI: fields[:, Field.ISSUE_HI],
         Work.ISSUE_LO: fields[:, Field.ISSUE_LO],
-        Work.TIMEOUT_US: limbs * 1_073_741 + (limbs * 824 + seconds) // 1000,  # 2**30 ns are 1,073,741.824 us
+        Work.TIMEOUT_US: jnp.where(limbs > 1999, 2**31 - 1, timeout_us),  # longer ones end after 35 minutes
         Work.FIRST: jnp.where(is_task, jnp.where(is_whole, WORK_CHUNK, rest), fields[:, Field.VALUE_HI]),
         Work.SECOND: jnp.where(is_task, head, fields[:, Field.VALUE_LO]),
         Work.THIRD: jnp.where(is_task, chunks - is_whole, cell),

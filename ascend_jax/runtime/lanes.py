@@ -10,7 +10,8 @@ from ascend_jax.runtime.clock import Instant, is_before
 from ascend_jax.runtime.heads import Head
 from ascend_jax.runtime.layout import NONE
 
-NOBODY = 1 << 30  # no slot, and no time
+NOBODY = 1 << 30  # no slot
+NEVER = 2**31 - 1  # no time: a wait of less than LIMB counts ns, from LIMB on it counts whole limbs
 
 
 class Tables(NamedTuple):
@@ -30,6 +31,7 @@ class Carry(NamedTuple):
     head: Head
     now: Instant  # [B]
     instants: jax.Array  # int32 [B], moments at which something happened
+    retired: jax.Array  # int32 [B], commands that have left their streams
     failed: jax.Array  # int32 [S, B]: row of the stream's first failed command, N if none
     lost: jax.Array  # int32 [B]: row of the command that took the device with it, N if none
     await_row: jax.Array  # int32 [B]: row of a command that must finish, N if none or finished

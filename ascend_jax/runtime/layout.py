@@ -169,7 +169,7 @@ SHARES = 1 << 16  # a pool's whole rate, in the units of HBM_SHARE and L2_SHARE
 FULL_RATE = 256  # work units that a block at full speed does in 1 ns
 CHUNK_NS = 1 << 22  # while something runs, time moves by this at most
 WORK_CHUNK = CHUNK_NS * FULL_RATE  # work is a number of chunks and a rest
-LONGEST_BLOCK_HI = (1 << 8) - 1  # limbs: a block is shorter than 274 s, 2**16 chunks
+LONGEST_BLOCK_HI = (1 << 8) - 2  # limbs: a block is shorter than 273 s, so that with its head it has 2**16 chunks
 
 
 class Operand(enum.IntEnum):
@@ -194,6 +194,7 @@ class Time(enum.IntEnum):
     START_LO = 4
     END_HI = 5
     END_LO = 6
+    ORDER = 7  # running number of its end on its card: orders what ends at one instant
 
 
 class Stream(enum.IntEnum):
@@ -300,6 +301,7 @@ class Device(enum.IntEnum):
     OP_TIMEOUT_LO = 6
     WAIT_TIMEOUT_HI = 7  # of waits, 0: none
     WAIT_TIMEOUT_LO = 8
+    RETIRED = 9  # commands that have left their streams
 
 
 class Clock(enum.IntEnum):

@@ -4,19 +4,21 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ascend_jax.runtime.clock import Instant, until
+from ascend_jax.runtime.clock import Instant, is_before, until
 from ascend_jax.runtime.heads import Bits, Head, bit
-from ascend_jax.runtime.lanes import NOBODY, Carry, Tables, groups_of, is_present, slots_of
+from ascend_jax.runtime.lanes import NEVER, NOBODY, Carry, Tables, groups_of, is_present, slots_of
 from ascend_jax.runtime.layout import CHUNK_NS, FOREVER_HI, LIMB, WORK_CHUNK
 from ascend_jax.runtime.share import divide
 
 
 def wait_ns(carry: Carry, head: Head, running: jax.Array, rate: jax.Array) -> jax.Array:
-    """Return how long until something changes in each stream, NOBODY for never."""
+    """Return how long until something changes in each stream: ns, LIMB + whole limbs, or NEVER."""
     _, first, second = groups_of(head.counts)
     present = is_present(carry)
     wake = Instant(head.wake_hi, head.wake_lo)
-    soonest = jnp.where(present & (head.wake_hi < FOREVER_HI), jnp.minimum(until(carry.now, wake), NOBODY - 1), NOBODY)
+    limbs = head.wake_hi - carry.now.hi - (head.wake_lo < carry.now.lo)
+    away = jnp.where(limbs > 0, LIMB + jnp.minimum(limbs, LIMB - 1), until(carry.now, wake))
+    soonest = jnp.where(present & (head.wake_hi < FOREVER_HI), away, NEVER)
     for blocks, chunks, rest in zip((first, second), _chunks(head.chunks), _rests(head), strict=True):
         work = jnp.minimum(rest, rate << 22)
         left = divide(work, rate)
@@ -28,12 +30,14 @@ def wait_ns(carry: Carry, head: Head, running: jax.Array, rate: jax.Array) -> ja
 def move(tables: Tables, carry: Carry, wait_ns: jax.Array, is_idle: jax.Array) -> tuple[jax.Array, Instant, jax.Array]:
     """Return (ns that running blocks get, the next moment, whether none will ever come), all [B]."""
     now, limit = carry.now, tables.limit
-    is_over = is_idle & (wait_ns == NOBODY)  # nothing runs and nothing is to come
-    is_stuck = is_over & (limit.hi == FOREVER_HI)
-    delta_ns = jnp.where(is_idle & ~is_over, jnp.minimum(wait_ns, until(now, limit)), 0)
-    low, jumps = now.lo + delta_ns, is_over & ~is_stuck
-    hi, lo = now.hi + (low >> 30), low & (LIMB - 1)
-    return delta_ns, Instant(jnp.where(jumps, limit.hi, hi), jnp.where(jumps, limit.lo, lo)), is_stuck
+    is_stuck = is_idle & (wait_ns == NEVER) & (limit.hi == FOREVER_HI)
+    is_far = wait_ns >= LIMB  # nothing runs
+    delta_ns = jnp.where(is_idle & ~is_far, jnp.minimum(wait_ns, until(now, limit)), 0)
+    low = now.lo + delta_ns
+    far = jnp.where(is_idle & is_far & ~is_stuck, jnp.minimum(wait_ns - LIMB, limit.hi - now.hi + 1), 0)
+    then = Instant(now.hi + far + (low >> 30), low & (LIMB - 1))
+    beyond = (far > 0) & is_before(limit, then)
+    return delta_ns, Instant(jnp.where(beyond, limit.hi, then.hi), jnp.where(beyond, limit.lo, then.lo)), is_stuck
 
 
 def work(carry: Carry, head: Head, rate: jax.Array, delta_ns: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:

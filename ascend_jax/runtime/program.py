@@ -139,6 +139,10 @@ def program_from_rows(
     Raises:
       ValueError: A row has no such kind, stream, dependency or kernel, begins a stream without waiting, or the last
         command of stream 0 does not come after it; the message names the row.
+
+    >>> kernel = {Field.KIND: Kind.KERNEL, Field.STREAM: 0, Field.BLOCK_LO: 500}
+    >>> program_from_rows([kernel, kernel]).fields[:, Field.NEXT].tolist()
+    [1, 2]
     """
     table = np.array(nothing(len(rows), len(rows)))
     table[:, Field.BLOCKS] = 1

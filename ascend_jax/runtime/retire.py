@@ -63,8 +63,8 @@ def retire(
     outcome = apart(flag, _outcome, tables, carry, retired, is_hot)
     is_task = bit(retired.bits, Bits.TASK) == 1
     start = Instant(*(jnp.where(is_task, mine, here) for mine, here in zip(retired.start, now, strict=True)))
-    stamps = jnp.stack([outcome.phase, *start, *now], axis=-1)
-    times = put_lane_rows(carry.times, retired.row, stamps, slice(Time.PHASE, Time.END_LO + 1))
+    stamps = jnp.stack([outcome.phase, *start, *now, carry.retired], axis=-1)
+    times = put_lane_rows(carry.times, retired.row, stamps, slice(Time.PHASE, Time.ORDER + 1))
     target = jnp.where(outcome.is_changing, outcome.cell, carry.cells.shape[-2] - 1)
     cells = put_lane_rows(carry.cells, target, jnp.stack(outcome.value, axis=-1))
     words, closed = apart(flag, fetch, tables.work, times, cells, outcome.next_row)
@@ -87,6 +87,7 @@ def retire(
         await_cell=await_cell,
         times=times,
         cells=cells,
+        retired=carry.retired + retired.exists,
         steps=carry.steps + 1,
     )
     return carry._replace(is_live=carry.is_live & goes_on(tables, carry, has_more))

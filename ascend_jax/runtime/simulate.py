@@ -74,6 +74,7 @@ def _simulate(program: Program, chip: ChipSpec, *, cells: int, stops: bool) -> S
         head=Head(first, *[zero] * (len(Head._fields) - 1)),
         now=Instant(lane, lane),
         instants=lane,
+        retired=lane,
         failed=zero + rows,
         lost=lane + rows,
         await_row=lane + rows,

@@ -93,6 +93,13 @@ def static_end_ns(pred: jax.Array, duration_ns: jax.Array) -> jax.Array:
     Args:
       pred: int32 [N, 2] of :func:`lower`.
       duration_ns: int32 or float [N, *batch], at least 0.
+
+    >>> import ascend_jax as aj
+    >>> kernel = {Field.KIND: Kind.KERNEL, Field.STREAM: 0, Field.BLOCK_LO: 500, Field.HEAD_NS: 20}
+    >>> program = aj.program_from_rows([kernel, kernel])
+    >>> times = durations(program, aj.chip("Ascend910B2"))
+    >>> static_end_ns(lower(program), window_ns(times)).tolist()
+    [520, 1040]
     """
     if jnp.issubdtype(duration_ns.dtype, jnp.floating):
         return _float_ends(pred, duration_ns)
@@ -131,7 +138,6 @@ def is_outside_window(end_ns: jax.Array) -> jax.Array:
 def critical_path(pred: jax.Array, end: Duration) -> np.ndarray:
     """Return the rows that decide the makespan, in order, of one lane on the host; of equals the earlier row.
 
-    >>> import jax.numpy as jnp
     >>> pred = jnp.array([[4, 4], [0, 4], [4, 4], [1, 2]])
     >>> critical_path(pred, static_end_ns(pred, jnp.array([5, 5, 9, 1]))).tolist()
     [0, 1, 3]

@@ -20,7 +20,7 @@ def step(tables: Tables, carry: Carry) -> Carry:
     """Do one step in every live lane."""
     flag = carry.steps >= 0
     look = apart(flag, dispatch.look, tables, carry)
-    first, *held = over_streams(look.turn, look.held, look.engine_held, least=1)
+    first, *held = over_streams(look.turn, *look.held, least=1)
     is_idle = carry.is_live & (first == NOBODY) & is_before(carry.now, tables.limit)
     granted = apart(flag, dispatch.grant, tables.capacity, carry.head, look, held, is_idle)
     begun, running = apart(flag, dispatch.begin, carry, look, granted)

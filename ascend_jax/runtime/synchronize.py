@@ -9,8 +9,9 @@ from ascend_jax.runtime import status
 from ascend_jax.runtime.advance import ALL_STREAMS, Ending, Goal, advance
 from ascend_jax.runtime.capture_rules import illegal_sync
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.commands import is_pending, row_of
+from ascend_jax.runtime.commands import is_taken, row_of
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
+from ascend_jax.runtime.event_slots import EventFlag, latest_record
 from ascend_jax.runtime.handles import find_event, find_stream, has_context
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import (
@@ -20,7 +21,6 @@ from ascend_jax.runtime.layout import (
     Clock,
     Device,
     Event,
-    EventKind,
     Field,
     Phase,
     Stream,
@@ -28,7 +28,7 @@ from ascend_jax.runtime.layout import (
 )
 from ascend_jax.runtime.rows import Number, get_row
 from ascend_jax.runtime.state import CardState
-from ascend_jax.runtime.status import first_code
+from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.values import apply_effects
 
 
@@ -47,8 +47,12 @@ def _report(card: CardState, goal: Goal, ending: Ending, expired: Number, site: 
         (ending.is_stuck, Code.DEADLOCK),
         (ending.is_late, expired),
     )
-    failed = status.overrule(card, code, site, goal.stream)
-    return dataclasses.replace(card, status=jnp.where(code != Code.SUCCESS, failed, card.status))
+    failed = status.overrule(card, code, site, jnp.maximum(goal.stream, NONE))
+    was_refused = status.last_code(card) != Code.SUCCESS  # then it keeps its own code
+    # a blocking copy answers for itself; the host's own stream keeps no error
+    streams = card.streams.at[-1, Stream.ERROR].set(int(Code.SUCCESS))
+    word = jnp.where(was_refused | (code == Code.SUCCESS), card.status, failed)
+    return dataclasses.replace(card, streams=streams, status=word)
 
 
 def _stream_errors(card: CardState, stream: Number) -> jax.Array:
@@ -92,12 +96,12 @@ def look(card: CardState, site: Site) -> CardState:
 def _blocker(card: CardState, stream: Number) -> tuple:
     """The command that must finish before the next one can be enqueued in ``stream``, or NONE."""
     sequence, fields = card.clock[Clock.ENQUEUED], card.table.fields
-    is_taken = is_pending(get_row(card.table.times, row_of(fields, sequence))[Time.PHASE])
+    is_full = is_taken(card, row_of(fields, sequence))
     code, slot = find_stream(card, stream)
     entry = get_row(card.streams, slot)
     is_deep = (code == Code.SUCCESS) & (entry[Stream.PENDING] >= card.chip["queue_depth"])
     oldest = get_row(fields, entry[Stream.HEAD])[Field.SEQUENCE]
-    return card, jnp.where(is_taken, sequence - card.table.rows, jnp.where(is_deep, oldest, NONE))
+    return card, jnp.where(is_full, sequence - card.table.rows, jnp.where(is_deep, oldest, NONE))
 
 
 def make_room(card: CardState, site: Site, stream: Number = 0) -> CardState:
@@ -140,22 +144,19 @@ def _begin_stream(card: CardState, stream: Number, timeout_ms: Number, site: Num
 def _begin_event(card: CardState, event: Number, timeout_ms: Number, site: Number) -> tuple:
     code, slot = find_event(card, event)
     entry = get_row(card.events, slot)
-    code = jnp.where(
-        code == Code.SUCCESS,
-        first_code((_refused(timeout_ms), Code.RT_PARAM_INVALID), (entry[Event.CAPTURED] == 1, Code.RT_EVENT_CAPTURED)),
-        code,
+    record = latest_record(card, entry)
+    is_external = entry[Event.FLAGS] == EventFlag.EXTERNAL
+    own = first_code(
+        (_refused(timeout_ms), Code.RT_PARAM_INVALID),
+        (is_external, Code.FEATURE_NOT_SUPPORT),
+        (record.is_captured, Code.RT_EVENT_CAPTURED),
     )
+    code = first_failing(code, own)
     card = status.note(spend(card, card.chip["host_sync_ns"]), code, site)
     ok = code == Code.SUCCESS
-    is_flag = entry[Event.KIND] == EventKind.FLAG
     hi, lo = timeout_of(timeout_ms)
-    return card, Goal(
-        command=jnp.where(ok & ~is_flag, entry[Event.RECORD], NONE),
-        cell=jnp.where(ok & is_flag, slot, NONE),
-        at_least=1,
-        timeout_hi=jnp.where(ok, hi, FOREVER_HI),
-        timeout_lo=lo,
-    )
+    command = jnp.where(ok, record.sequence, NONE)
+    return card, Goal(command=command, timeout_hi=jnp.where(ok, hi, FOREVER_HI), timeout_lo=lo)
 
 
 @stage
@@ -192,10 +193,10 @@ def synchronize_stream(card: CardState, stream: Number, *, timeout_ms: Number = 
 def synchronize_event(card: CardState, event: Number, *, timeout_ms: Number = -1, site: Site = None) -> CardState:
     """Block the host until the latest record of ``event`` is done (``aclrtSynchronizeEventWithTimeout``).
 
-    An event that was never recorded does not block, except one of the flag kind, which is waited for until it is set.
+    An event that was never recorded does not block.
 
-    Status 107000 if there is no such event or the timeout is 0 or below -1, 507047 when the timeout comes first, 107023
-    if the record was dropped.
+    Status 107000 if there is no such event or the timeout is 0 or below -1, 207000 for an EXTERNAL event, 107028 while
+    its record belongs to a capture, 507047 when the timeout comes first, 107023 if the record was dropped.
     """
     card, goal = _begin_event(card, event, timeout_ms, site)
     return settle(card, goal, site, Code.RT_EVENT_SYNC_TIMEOUT)

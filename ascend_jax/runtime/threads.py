@@ -19,9 +19,9 @@ from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.codes import AscendError, Code
 from ascend_jax.runtime.commands import answer
 from ascend_jax.runtime.edge import Site, stage, verb
-from ascend_jax.runtime.handles import free_slot, thread_cell
+from ascend_jax.runtime.handles import free_slot
 from ascend_jax.runtime.host import host_now, set_host
-from ascend_jax.runtime.layout import Device, Effect, Field, Kind, Stream, Thread
+from ascend_jax.runtime.layout import Device, Stream, Thread
 from ascend_jax.runtime.rows import Number, get_row, put_if, put_row, with_entries
 from ascend_jax.runtime.state import CardState, require_single
 from ascend_jax.runtime.status import first_code
@@ -50,10 +50,8 @@ def _create(card: CardState, site: Number) -> tuple:
     ok, thread = free_slot(card.threads[:, Thread.ALIVE])
     now = host_now(card)
     fresh = jnp.stack([jnp.int32(1), now.hi, now.lo, jnp.int32(layout.NONE)])
-    cell = thread_cell(card, thread)
-    threads = put_if(ok, card.threads, thread, fresh)
-    cells = put_if(ok, card.cells, cell, jnp.zeros(2, jnp.int32))
-    card = _note(dataclasses.replace(card, threads=threads, cells=cells), ok, Code.OBJECT_TABLE_FULL, site)
+    card = dataclasses.replace(card, threads=put_if(ok, card.threads, thread, fresh))
+    card = _note(card, ok, Code.OBJECT_TABLE_FULL, site)
     return card, jnp.where(ok, thread, layout.NONE)
 
 
@@ -79,13 +77,10 @@ def _join(card: CardState, thread: Number, site: Number) -> CardState:
 @stage
 def _end(card: CardState, thread: Number, site: Number) -> CardState:
     is_there, row = _find(card, thread)
-    table = card.table
     is_served = (card.streams[:, Stream.ALIVE] == 1) & (card.streams[:, Stream.REPORTER] == row)
-    is_its = (table.fields[:, Field.KIND] == Kind.CALLBACK) & (table.fields[:, Field.CELL] == thread_cell(card, row))
-    is_to_run = is_its & (table.effects == Effect.NONE)
     code = first_code(
         (~is_there | (row == card.device[Device.THREAD]), Code.RT_PARAM_INVALID),
-        (is_served.any() | is_to_run.any(), Code.RT_STREAM_SUBSCRIBE),
+        (is_served.any(), Code.RT_STREAM_SUBSCRIBE),
     )
     gone = jnp.array([0, 0, 0, layout.NONE], jnp.int32)
     card = dataclasses.replace(card, threads=put_if(code == Code.SUCCESS, card.threads, row, gone))
@@ -129,8 +124,7 @@ def join_thread(card: CardState, thread: Number, *, site: Site = None) -> CardSt
 def end_thread(card: CardState, thread: Number, *, site: Site = None) -> CardState:
     """Give a thread's number back.
 
-    Status 107000 for an unknown thread and for the current one, 107011 while it serves a stream or has callbacks to
-    run.
+    Status 107000 for an unknown thread and for the current one, 107011 while it serves the callbacks of a stream.
     """
     return _end(card, thread, site)
 

@@ -73,7 +73,9 @@ def list_due(card: CardState) -> tuple[CardState, Due]:
     """List the starts and ends that the engine has passed, by (time, ends first, sequence), and mark them applied."""
     fields, times = card.table.fields, card.table.times
     phase, effect = times[:, Time.PHASE], card.table.effects
-    is_running, is_done, writes = phase == Phase.RUNNING, phase == Phase.DONE, fields[:, Field.WRITES] != 0
+    # what is going to fail computes nothing, or its results would show depending on when somebody looks
+    writes = (fields[:, Field.WRITES] != 0) & (fields[:, Field.FAULT] == 0)
+    is_running, is_done = phase == Phase.RUNNING, phase == Phase.DONE
     starts = writes & (is_running | is_done) & (effect < Effect.COMPUTED)
     ends = writes & is_done & (effect < Effect.PUBLISHED)
     is_due = jnp.concatenate([starts, ends])

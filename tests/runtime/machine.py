@@ -118,7 +118,7 @@ class Machine:
     # bytes ------------------------------------------------------------------------------------------------------
 
     def _on_start(self, job: Job) -> None:
-        if job.compute and job.is_task:
+        if job.compute and job.is_task and not job.fault:
             self._fill(self.shadow, job, job.compute(self.memory))
 
     def _on_end(self, job: Job) -> None:

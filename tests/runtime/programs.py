@@ -130,7 +130,10 @@ class Call:
 
 
 def place(kit: Kit, space: Any, offset: Any) -> tuple:
-    return (kit.device + (kit.host - kit.device) * (space == HOST)), offset
+    """Return (pointer, offset) of a coded place; ``space`` may be traced."""
+    if isinstance(space, int):
+        return kit.host if space == HOST else kit.device, offset
+    return jnp.where(space == HOST, kit.host, kit.device).astype(jnp.int32), offset
 
 
 def word(seed: Any, numpy: Any) -> Any:

@@ -223,6 +223,13 @@ def test_a_callback_keeps_its_row_until_it_has_run(card):
     assert code(aj.record_event(alone, event, 2)) == 0
 
 
+def test_bringing_memory_up_to_date_runs_no_callback():
+    card = aj.init(aj.chip("Ascend910B2").replace(**COSTS), **SIZES | {"hbm_backing_bytes": 8192})
+    card = aj.launch_callback(aj.subscribe_report(card, 0, 0), 0, 7, is_blocking=False)
+    card, number = aj.process_report(aj.synchronize_device(card), -1)
+    assert int(number) == 7
+
+
 def test_what_an_earlier_subscriber_did_not_run_is_lost(card):
     card = aj.launch_callback(card, 1, 7, is_blocking=False)
     card = aj.synchronize_stream(card, 1)

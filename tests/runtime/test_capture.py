@@ -260,19 +260,27 @@ def test_an_empty_capture_is_an_empty_program(card):
 def test_under_jit_the_program_is_padded_and_runs_the_same(made):
     card, pointer = made
 
+    def captured(card):
+        return capture_end(aj.memset_async(capture_begin(card, 1), pointer, 7, 100, 1), 1)
+
     @jax.jit
     def run(card, ns):
-        ended, program = capture_end(fork(capture_begin(card, 1), pointer), 1)
+        ended, program = captured(card)
         return ended, program, execute_program(ended, program.with_block_ns(ns), 2)
 
     ended, program, queued = run(card, 50)
-    _, exact = capture_end(fork(capture_begin(card, 1), pointer), 1)
-    assert program.rows == card.table.rows
+    _, exact = captured(card)
+    assert (exact.rows, program.rows) == (1, card.table.rows)
     assert program.streams == card.streams.shape[0]
-    np.testing.assert_array_equal(program.fields, exact.padded(card.table.rows).fields)
+    jax.tree.map(np.testing.assert_array_equal, (program.fields, program.operands), padded_arrays(exact, program.rows))
     again = execute_program(ended, exact.with_block_ns(50), 2)
     assert code(again) == 0
     jax.tree.map(np.testing.assert_array_equal, queued, again)
+
+
+def padded_arrays(program: Program, rows: int) -> tuple:
+    padded = program.padded(rows)
+    return padded.fields, padded.operands
 
 
 # Execution -----------------------------------------------------------------------------------------------------
@@ -436,16 +444,15 @@ def test_a_failure_planned_for_a_captured_command_is_not_recorded(card, pointer)
     assert code(aj.synchronize_stream(execute_program(ended, program, 1), 1)) == 0
 
 
-def test_lanes_of_programs_run_under_vmap(card):
+def test_lanes_of_programs_are_put_in_lanes_of_cards_under_vmap(card):
     rows = [{Field.KIND: Kind.KERNEL, Field.STREAM: 0, Field.BLOCK_LO: 1}] * 2
     lanes = program_from_rows(rows).with_block_ns(np.array([[3, 4], [30, 40], [300, 400]]))
-
-    def run(program):
-        return aj.synchronize_stream(execute_program(card, program, 1), 1).clock[Clock.HOST_LO]
-
-    ends = jax.vmap(run)(lanes)
-    alone = [int(run(jax.tree.map(lambda x, i=i: x[i], lanes))) for i in range(3)]
-    assert ends.tolist() == alone == [alone[0] - 7 + total for total in (7, 70, 700)]
+    together = jax.vmap(lambda program: execute_program(card, program, 1))(lanes)
+    for lane in range(3):
+        alone = execute_program(card, jax.tree.map(lambda x, i=lane: x[i], lanes), 1)
+        jax.tree.map(lambda x, y, i=lane: np.testing.assert_array_equal(x[i], y), together, alone)
+        ran = aj.synchronize_stream(alone, 1)
+        assert aj.host_time_ns(ran) - aj.host_time_ns(card) == 7 * 10**lane
 
 
 # Kernels -------------------------------------------------------------------------------------------------------

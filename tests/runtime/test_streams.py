@@ -142,6 +142,21 @@ def test_destroying_waits_and_forcing_does_not(kit):
     assert code(forced) == 0 and aj.host_time_ns(forced) == 50 + FILL_NS
 
 
+def test_callbacks_that_nobody_has_run_go_with_their_stream(kit):
+    card, _, first, second = kit
+    card = aj.subscribe_report(aj.subscribe_report(card, 0, first), 0, second)
+    card = aj.launch_callback(card, first, 7, is_blocking=False)
+    card = aj.destroy_stream(aj.launch_callback(card, second, 8, is_blocking=False), first)
+    card, number = aj.process_report(card, -1)
+    assert (code(card), int(number)) == (0, 8)
+    card, again = aj.create_stream(card)
+    card, number = aj.process_report(aj.subscribe_report(card, 0, again), 1)
+    assert (code(card), int(number)) == (aj.Code.RT_REPORT_TIMEOUT, -1)
+    for _ in range(SIZES["max_commands"]):  # the row is free again
+        card = jax.jit(lambda card: aj.record_event(card, aj.create_event(card)[1], again))(card)
+        card = aj.synchronize_stream(card, again)
+
+
 def test_a_query_sees_the_present_and_a_loop_of_queries_ends(kit):
     card, device, first, second = kit
     card = fill(card, device, first)  # 40 .. 1040

@@ -155,19 +155,11 @@ def test_the_current_thread_cannot_end(card):
     assert code(aj.end_thread(card, 0)) == 0
 
 
-def test_a_thread_with_callbacks_to_run_cannot_end(card):
+def test_a_thread_that_serves_a_stream_cannot_end(card):
     card, worker = aj.create_thread(card)
     card = aj.subscribe_report(card, worker, 0)
     assert code(aj.end_thread(card, worker)) == aj.Code.RT_STREAM_SUBSCRIBE
     assert code(aj.end_thread(aj.unsubscribe_report(card, worker, 0), worker)) == 0
-    card = aj.launch_callback(card, 0, 7, is_blocking=False)
-    card = aj.unsubscribe_report(card, worker, 0)
-    assert code(aj.end_thread(card, worker)) == aj.Code.RT_STREAM_SUBSCRIBE
-    card = aj.subscribe_report(card, worker, 0)
-    card, number = aj.process_report(aj.use_thread(card, worker), -1)
-    assert (code(card), int(number)) == (0, 7)
-    card = aj.unsubscribe_report(aj.set_device(card), worker, 0)
-    assert code(aj.end_thread(aj.use_thread(card, 0), worker)) == 0
 
 
 def flow(card, device, mine, its):

@@ -74,6 +74,18 @@ def test_a_consumer_gets_the_new_value_in_either_order_of_issue(lab, wait_first)
     assert memory(card, flag) == [1]
 
 
+def test_an_event_does_not_do_what_a_value_does(lab):
+    """A wait for an event that is not recorded yet holds nobody up: the consumer copies the old bytes."""
+    card, _ = lab
+    card, block = aj.malloc(card, 192, aj.MallocPolicy.NORMAL_ONLY)
+    card, event = aj.create_event_ex_with_flag(aj.memset(card, block, 0, 192), aj.EventFlag.SYNC)
+    card = aj.memcpy_async(aj.stream_wait_event(card, 1, event), block + 2, block, 64, 1)
+    card = aj.record_event(aj.memset_async(card, block, 7, 64, 2), event, 2)
+    card = aj.synchronize_device(card)
+    assert memory(card, int(block)) == [0x0707070707070707]
+    assert memory(card, int(block) + 2) == [0]
+
+
 def test_a_write_is_visible_when_its_stream_gets_there(lab):
     card, flag = lab
     start = aj.host_time_ns(card)
