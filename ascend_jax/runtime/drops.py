@@ -9,7 +9,7 @@ from jax import lax
 
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.commands import is_pending
-from ascend_jax.runtime.handles import GENERATIONS
+from ascend_jax.runtime.handles import GENERATIONS, master_of
 from ascend_jax.runtime.layout import Clock, Effect, Field, Phase, Stream, Time
 from ascend_jax.runtime.rows import Number, get_rows, with_entries
 from ascend_jax.runtime.state import CardState
@@ -25,6 +25,7 @@ def drop(card: CardState, is_dropped: jax.Array) -> CardState:
       card: The card, simulated up to the moment of the drop.
       is_dropped: bool [S + 1], which streams.
     """
+    is_dropped = is_dropped | get_rows(is_dropped, master_of(card.streams))  # sides of a program go with it
     phase = card.table.times[:, Time.PHASE]
     is_unfinished = is_pending(phase) & (phase != Phase.CAPTURED)
     card = _drop_rows(card, is_unfinished & get_rows(is_dropped, card.table.fields[:, Field.STREAM]))
@@ -66,19 +67,12 @@ def fresh_stream(card: CardState) -> jax.Array:
 
 
 def remove_streams(card: CardState, is_gone: jax.Array) -> CardState:
-    """Return ``card`` without some streams (bool [S + 1]); what they hold is dropped, captured commands included.
-
-    Callbacks that they have handed over and that nobody has run are lost.
-    """
+    """Return ``card`` without some streams (bool [S + 1]); what they hold is dropped, captured commands included."""
     card = drop(card, is_gone)
-    is_theirs = get_rows(is_gone, card.table.fields[:, Field.STREAM])
-    card = _drop_rows(card, is_theirs & (card.table.times[:, Time.PHASE] == Phase.CAPTURED))
-    effects = jnp.where(is_theirs, Effect.PUBLISHED, card.table.effects)
+    is_captured = card.table.times[:, Time.PHASE] == Phase.CAPTURED
+    card = _drop_rows(card, is_captured & get_rows(is_gone, card.table.fields[:, Field.STREAM]))
     first = card.events.shape[0] + card.values.shape[0]  # the streams' cells count callbacks
     counted = jnp.where(is_gone[:, None], 0, card.cells[first : first + card.streams.shape[0]])
-    return dataclasses.replace(
-        card,
-        table=dataclasses.replace(card.table, effects=effects),
-        cells=lax.dynamic_update_slice(card.cells, counted, (first, 0)),
-        streams=vacate(card.streams, is_gone, fresh_stream(card), Stream),
-    )
+    cells = lax.dynamic_update_slice(card.cells, counted, (first, 0))
+    streams = vacate(card.streams, is_gone, fresh_stream(card), Stream)
+    return dataclasses.replace(card, streams=streams, cells=cells)

@@ -183,7 +183,7 @@ def create_event_with_flag(card: CardState, flag: Number, *, site: Site = None) 
 
     Returns:
       The card and a handle. Status 107000 for other flags, 207007 as :func:`create_event`; the slot of a destroyed
-      event of this kind is free again once all that was queued for it is over.
+      event of this kind is free again once a synchronisation or query has seen that all queued for it is over.
     """
     return _create(card, flag, site, kind=EventKind.FLAG)
 

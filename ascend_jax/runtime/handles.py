@@ -40,6 +40,16 @@ def find(table: jax.Array, handle: Number, columns: type[enum.IntEnum]) -> tuple
     return is_it & (entry[columns["ALIVE"]] == 1), slot
 
 
+def master_of(streams: jax.Array) -> jax.Array:
+    """Return for each stream slot the one it works for, int32 [S + 1]: itself, or where its program was executed.
+
+    A hidden stream runs a side of a program. Its slot has :data:`GENERATIONS` in its generation, so that no handle names
+    it, and FLAGS holds the slot it works for.
+    """
+    is_hidden = (streams[:, Stream.GENERATION] & GENERATIONS) != 0
+    return jnp.where(is_hidden, streams[:, Stream.FLAGS], jnp.arange(streams.shape[0], dtype=jnp.int32))
+
+
 def free_slot(alive: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return (whether a slot is free, the first free one) of int32 [slots] that is 0 where free."""
     slot = jnp.argmin(alive)

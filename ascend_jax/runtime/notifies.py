@@ -95,7 +95,8 @@ def create_notify(card: CardState, flag: Number = 0, *, site: Site = None) -> tu
 
     Returns:
       The card and a handle. Status 107000 for another flag; 207009 and handle -1 when the slots or the product's limit
-      are used up. The slot of a destroyed notify is free again once all that was queued for it is over.
+      are used up. The slot of a destroyed notify is free again once a synchronisation or query has seen that all queued
+      for it is over.
 
     >>> import ascend_jax as aj
     >>> card, notify = aj.create_notify(aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0))

@@ -12,7 +12,7 @@ from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import is_taken, row_of
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.event_slots import EventFlag, latest_record
-from ascend_jax.runtime.handles import find_event, find_stream, has_context
+from ascend_jax.runtime.handles import find_event, find_stream, has_context, master_of
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import (
     FOREVER_HI,
@@ -58,7 +58,7 @@ def _report(card: CardState, goal: Goal, ending: Ending, expired: Number, site: 
 def _stream_errors(card: CardState, stream: Number) -> jax.Array:
     """Return the error of the stream waited for; of the first stream that has one if it is all of them."""
     errors = card.streams[:, Stream.ERROR]
-    awaited = (jnp.arange(errors.shape[0]) == stream) | (stream == ALL_STREAMS)
+    awaited = (master_of(card.streams) == stream) | (stream == ALL_STREAMS)
     wrong = awaited & (errors != 0)
     return jnp.where(wrong.any(), get_row(errors, jnp.argmax(wrong)), Code.SUCCESS)
 
@@ -96,7 +96,9 @@ def look(card: CardState, site: Site) -> CardState:
 def _blocker(card: CardState, stream: Number) -> tuple:
     """The command that must finish before the next one can be enqueued in ``stream``, or NONE."""
     sequence, fields = card.clock[Clock.ENQUEUED], card.table.fields
-    is_full = is_taken(card, row_of(fields, sequence))
+    row = row_of(fields, sequence)
+    is_captured = get_row(card.table.times, row)[Time.PHASE] == Phase.CAPTURED  # waiting does not free it
+    is_full = is_taken(card, row) & ~is_captured
     code, slot = find_stream(card, stream)
     entry = get_row(card.streams, slot)
     is_deep = (code == Code.SUCCESS) & (entry[Stream.PENDING] >= card.chip["queue_depth"])
@@ -206,7 +208,7 @@ def synchronize_event(card: CardState, event: Number, *, timeout_ms: Number = -1
 def synchronize_device(card: CardState, *, timeout_ms: Number = -1, site: Site = None) -> CardState:
     """Block the host until every stream of the card is empty (``aclrtSynchronizeDeviceWithTimeout``).
 
-    Codes as :func:`synchronize_stream`; 107030 while anything is captured.
+    Codes as :func:`synchronize_stream`; 107027 while anything is captured.
     """
     card, goal = _begin_device(card, timeout_ms, site)
     return settle(card, goal, site)

@@ -70,7 +70,10 @@ def apply_effects(card: CardState) -> CardState:
 
 @stage
 def list_due(card: CardState) -> tuple[CardState, Due]:
-    """List the starts and ends that the engine has passed, by (time, ends first, sequence), and mark them applied."""
+    """List the starts and ends that the engine has passed, and mark them applied.
+
+    They come by time, at one instant first what ended, in that order, then what started, by sequence number.
+    """
     fields, times = card.table.fields, card.table.times
     phase, effect = times[:, Time.PHASE], card.table.effects
     # what is going to fail computes nothing, or its results would show depending on when somebody looks
@@ -82,7 +85,9 @@ def list_due(card: CardState) -> tuple[CardState, Due]:
     hi = jnp.concatenate([times[:, Time.START_HI], times[:, Time.END_HI]])
     is_task = fields[:, Field.KIND] != Kind.VALUE_WRITE  # which starts and ends at once, and reads nothing
     lo = jnp.concatenate([times[:, Time.START_LO] * 2 + is_task, times[:, Time.END_LO] * 2])
-    order = jnp.lexsort((jnp.tile(fields[:, Field.SEQUENCE], 2), lo, jnp.where(is_due, hi, _LATE))).astype(jnp.int32)
+    ended = times[:, Time.ORDER]
+    rank = jnp.concatenate([jnp.where(is_task, fields[:, Field.SEQUENCE], ended), ended])
+    order = jnp.lexsort((rank, lo, jnp.where(is_due, hi, _LATE))).astype(jnp.int32)
     kernel = jnp.concatenate([fields[:, Field.KERNEL], jnp.full_like(phase, layout.NONE)])[order]
     places = Range(*(card.table.operands[..., column] for column in Operand))
     index = hbm.first_byte(card, places.pointer, places.offset)

@@ -2,13 +2,23 @@
 
 from collections.abc import Sequence
 
-from tests.runtime.calls_streams import StreamCalls
-from tests.runtime.machine import INVALID_PARAM, NOBODY, OBJECTS_FULL, RT_PARAM_INVALID, SUCCESS, Event, Slots, Stream
+from tests.runtime.calls_streams import EXTERNAL, StreamCalls
+from tests.runtime.machine import (
+    INVALID_PARAM,
+    NOBODY,
+    OBJECTS_FULL,
+    RT_PARAM_INVALID,
+    SUCCESS,
+    Event,
+    Job,
+    Slots,
+    Stream,
+)
 from tests.runtime.scheduler import WORD
 
 NOT_SUPPORTED, NO_EVENT, NO_NOTIFY, UNALIGNED = 207000, 207007, 207009, 107008
 IS_SERVED, NOT_SERVED_HERE, NOBODY_SERVES, REPORT_TIMEOUT = 107011, 107012, 107015, 507012
-SYNC, TIME_LINE, PROGRESS, DEVICE_ONLY, EXTERNAL, IPC = 0x01, 0x08, 0x02, 0x10, 0x20, 0x40
+SYNC, TIME_LINE, PROGRESS, DEVICE_ONLY, IPC = 0x01, 0x08, 0x02, 0x10, 0x40
 LONGEST_S = 2147
 CONDITIONS = ("GE", "EQ", "AND", "NOR")
 
@@ -17,9 +27,6 @@ class MarkCalls(StreamCalls):
     """What takes no time on the device."""
 
     # events and notifies ----------------------------------------------------------------------------------------
-
-    def _flag(self, event: Event) -> int:
-        return self.scheduler.cells[self._cell_of(event)]
 
     def _cell_of(self, event: Event) -> int:
         return self.cell("notify" if event.kind == "notify" else "event", event.slot)
@@ -222,6 +229,7 @@ class MarkCalls(StreamCalls):
             code = IS_SERVED if stream.reporter == NOBODY else NOT_SERVED_HERE
         if self.answer(code) == SUCCESS:
             stream.reporter = NOBODY
+            self.lose_callbacks(stream.slot)
 
     def launch_callback(self, handle: int, number: int, *, is_blocking: bool) -> None:
         self.make_room(handle)
@@ -229,10 +237,8 @@ class MarkCalls(StreamCalls):
         code, stream = self.find_stream(handle)
         code = code or (NOBODY_SERVES if stream.reporter == NOBODY else SUCCESS)
         if not code:
-            cell = self.cell("thread", stream.reporter)
-            change = {"cell": cell, "effect": "ADD", "value2": 1}
             whose = {"handle": number, "thread": stream.reporter, "has_run": False}
-            code, job = self.enqueue("callback", stream.slot, **change, **whose)
+            code, job = self.enqueue("callback", stream.slot, **whose)
         if is_blocking:
             self.make_room(handle)
         if is_blocking and not code:
@@ -247,21 +253,19 @@ class MarkCalls(StreamCalls):
         serves = any(stream.reporter == self.thread for stream in self.streams.live.values())
         code = INVALID_PARAM if wrong else SUCCESS if serves else NOT_SERVED_HERE
         if self.answer(code) == SUCCESS:
-            cell = self.cell("thread", self.thread)
-            is_due = lambda: self.scheduler.cells[cell] >= 1  # noqa: E731
-            self.overrule(self.settle(is_due, timeout_ns=timeout, expired=REPORT_TIMEOUT))
-        due = [
-            job
-            for job in self.jobs
-            if job.thread == self.thread and not job.has_run and job.end >= 0 and not job.result
-        ]
+            self.overrule(self.settle(lambda: bool(self._due()), timeout_ns=timeout, expired=REPORT_TIMEOUT))
+        due = self._due()
         if self.last or not due:
             self.look()
             return NOBODY
         job = min(due, key=lambda job: (job.end, job.stream, job.sequence))
         self.host += max(0, callback_ns)
-        self.scheduler.cells[self.cell("thread", self.thread)] -= 1
         job.has_run = True
         self.look()
         self.scheduler.cells[self.cell("callback", job.sequence)] = 1
         return job.handle
+
+    def _due(self) -> list[Job]:
+        """Callbacks that were handed to this thread and that it has not run."""
+        jobs = (job for job in self.jobs if job.thread == self.thread and not job.has_run)
+        return [job for job in jobs if job.end >= 0 and not job.result]

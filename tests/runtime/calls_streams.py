@@ -14,6 +14,7 @@ from tests.runtime.machine import (
 )
 
 NOT_SUPPORTED, NO_STREAM, EVENT_TIMEOUT = 207000, 207005, 507047
+EXTERNAL = 0x20
 MS, LONGEST_MS = 10**6, 2_147_483
 
 
@@ -47,6 +48,7 @@ class StreamCalls(Machine):
 
     def _close_stream(self, slot: int) -> None:
         self.scheduler.drop_stream(slot)
+        self.lose_callbacks(slot)
         self.scheduler.stream_error[slot] = 0
         self.scheduler.stop_on_failure.discard(slot)
         self.streams.give_back(slot)
@@ -130,12 +132,11 @@ class StreamCalls(Machine):
         self.spend("host_sync_ns")
         wrong, timeout = self._timeout(timeout_ms)
         code, event = self.find_event(self.events, handle)
-        if self.answer(code or wrong):
-            return
-        record = event.record
-        is_set = (lambda: self._flag(event) >= 1) if event.kind == "flag" else lambda: not (record and record.is_open)
-        job = None if event.kind == "flag" else record
-        self.overrule(self.settle(is_set, job=job, timeout_ns=timeout, expired=EVENT_TIMEOUT))
+        code = code or wrong or (NOT_SUPPORTED if event.flags == EXTERNAL else SUCCESS)
+        if self.answer(code) == SUCCESS:
+            record = event.record
+            is_over = lambda: not (record and record.is_open)  # noqa: E731
+            self.overrule(self.settle(is_over, job=record, timeout_ns=timeout, expired=EVENT_TIMEOUT))
 
     # failures ---------------------------------------------------------------------------------------------------
 
@@ -144,7 +145,7 @@ class StreamCalls(Machine):
         is_full = len(self.faults) == self.max_faults
         wrong = SUCCESS if is_known else RT_PARAM_INVALID
         if self.answer(wrong or (OBJECTS_FULL if is_full else SUCCESS)) == SUCCESS:
-            self.faults[len(self.jobs) + skip] = code, {1: "stream", 2: "device"}[reach]
+            self.faults.setdefault(len(self.jobs) + skip, (code, {1: "stream", 2: "device"}[reach]))
 
     def _set_timeout(self, name: str, limit_ms: int) -> None:
         wrong = SUCCESS if 0 <= limit_ms <= LONGEST_MS else RT_PARAM_INVALID

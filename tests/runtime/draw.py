@@ -160,8 +160,6 @@ class Draw:
         value = rng.choice(choices[what])
         if what == "flags" and name in ("create_notify", "create_stream"):
             value &= 1 if rng.random() < 0.9 else 0xFF
-        if what == "skip" and len(self.twin.jobs) + value in self.twin.faults:
-            value = 1 + max(self.twin.faults) - len(self.twin.jobs)  # one fault for one command
         return value
 
     def _handle(self, slots: Slots) -> int:

@@ -241,6 +241,7 @@ class Machine:
         """Block the host; return the code that follows from how that went."""
         ending = self.wait(is_reached, timeout_ns)
         errors = [self.scheduler.stream_error[slot] for slot in sorted(streams) if self.scheduler.stream_error[slot]]
+        self.scheduler.stream_error[self.host_stream] = SUCCESS  # a blocking copy answers for itself
         code = self.scheduler.device_error or next(iter(errors), 0)
         code = code or (STREAM_ABORT if job and job.dropped else 0)
         return code or {"stuck": DEADLOCK, "limit": expired}.get(ending, SUCCESS)
@@ -264,6 +265,11 @@ class Machine:
         """The command whose row of the table the next one would take, if it is not over."""
         old = self.jobs[-self.rows] if len(self.jobs) >= self.rows else None
         return old if old is not None and (old.is_open or not (old.has_run or old.dropped)) else None
+
+    def lose_callbacks(self, slot: int) -> None:
+        """Callbacks of a stream that nobody has run will never be run."""
+        for job in self.jobs:
+            job.has_run = job.has_run or job.stream == slot
 
     def refusal(self, slot: int) -> int:
         """Return why a stream takes nothing more, or 0."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ascend_jax as aj
-from ascend_jax.runtime.layout import WORKSPACE, Clock, Device
+from ascend_jax.runtime.layout import WORKSPACE, Clock, Device, Stream
 
 FAR = 2**31 - 1
 BAD_STREAMS = (-1, -2, 2, 3, 4, 5, 99, FAR, -FAR)
@@ -19,8 +19,11 @@ DEVICE_BYTES, HOST_BYTES = 70_000, 512
 
 def visible(card):
     """Everything but the status word, the host's clock and how far the device has been simulated."""
-    device = card.device.at[Device.INSTANTS].set(0)
-    tree = dataclasses.replace(card, status=jnp.zeros(0), clock=card.clock[Clock.ENQUEUED :], device=device)
+    device, streams = np.array(card.device), np.array(card.streams)
+    device[Device.INSTANTS] = 0
+    streams[streams[:, Stream.PENDING] == 0, Stream.KEY :] = 0  # how far the head has come, and there is none
+    rest = {"status": jnp.zeros(0), "clock": card.clock[Clock.ENQUEUED :], "device": device, "streams": streams}
+    tree = dataclasses.replace(card, **rest)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
