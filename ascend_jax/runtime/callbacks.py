@@ -147,20 +147,15 @@ def _is_due(card: CardState) -> jax.Array:
 @stage
 def _run(card: CardState, duration: tuple[Number, Number]) -> tuple:
     """Take the callback that was handed over first and run it; return the card, its number and its command's."""
-    table, is_first = card.table, _is_due(card)
-    fields, times = table.fields, table.times
-    # in one instant the engine serves the lowest slot first
-    for column in (times[:, Time.END_HI], times[:, Time.END_LO], fields[:, Field.STREAM], fields[:, Field.SEQUENCE]):
-        column = jnp.where(is_first, column, LAST)
-        is_first &= column == column.min()
-    row = jnp.argmax(is_first).astype(jnp.int32)
-    taken = is_first.any() & (card.status[StatusWord.LAST] == Code.SUCCESS)
+    table, is_due = card.table, _is_due(card)
+    row = jnp.argmin(jnp.where(is_due, table.times[:, Time.ORDER], LAST)).astype(jnp.int32)
+    taken = is_due.any() & (card.status[StatusWord.LAST] == Code.SUCCESS)
     now = host_now(card)
     after = clock.plus(now, Instant(*(jnp.asarray(limb, jnp.int32) for limb in duration)))
     card = set_host(card, Instant(jnp.where(taken, after.hi, now.hi), jnp.where(taken, after.lo, now.lo)))
     effects = put_if(taken, table.effects, row, jnp.int32(Effect.PUBLISHED))
     card = dataclasses.replace(card, table=dataclasses.replace(table, effects=effects))
-    one = get_row(fields, row)
+    one = get_row(table.fields, row)
     number, sequence = (jnp.where(taken, one[column], layout.NONE) for column in (Field.OBJECT, Field.SEQUENCE))
     return card, number, sequence
 
@@ -238,8 +233,7 @@ def process_report(
 ) -> tuple[CardState, jax.Array]:
     """Wait for a callback of the streams that the current thread serves, and run it (``aclrtProcessReport``).
 
-    Of those handed over, the first one is run, in one instant that of the lowest stream slot; when it is over, the
-    stream goes on if it waits for it.
+    Of those handed over, the first one is run; when it is over, the stream goes on if it waits for it.
 
     Args:
       card: The card.

@@ -118,4 +118,5 @@ def _stamp_ready(times: jax.Array, now: Instant, head: Head, is_fresh: jax.Array
     is_later = (head.wake_hi > now.hi) | ((head.wake_hi == now.hi) & (head.wake_lo > now.lo))
     ready = [jnp.where(is_later, wake, here) for wake, here in zip((head.wake_hi, head.wake_lo), now, strict=True)]
     row = jnp.where(is_fresh, head.row, rows)
-    return put_lane_rows(times, row, jnp.stack(ready, -1), slice(Time.READY_HI, Time.READY_LO + 1))
+    limbs = jnp.stack([limb * (row != rows) for limb in ready], -1)
+    return put_lane_rows(times, row, limbs, slice(Time.READY_HI, Time.READY_LO + 1))

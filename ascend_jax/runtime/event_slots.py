@@ -53,11 +53,6 @@ class Record(NamedTuple):
     phase: jax.Array
 
     @property
-    def is_captured(self) -> jax.Array:
-        """Whether it belongs to a capture that is not over."""
-        return self.is_kept & (self.phase == Phase.CAPTURED)
-
-    @property
     def is_unfinished(self) -> jax.Array:
         """Whether it is queued and has not happened."""
         return self.is_kept & (self.phase < Phase.DONE)

@@ -43,8 +43,8 @@ def find(table: jax.Array, handle: Number, columns: type[enum.IntEnum]) -> tuple
 def master_of(streams: jax.Array) -> jax.Array:
     """Return for each stream slot the one it works for, int32 [S + 1]: itself, or where its program was executed.
 
-    A hidden stream runs a side of a program. Its slot has :data:`GENERATIONS` in its generation, so that no handle names
-    it, and FLAGS holds the slot it works for.
+    A hidden stream runs a side of a program. Its slot has :data:`GENERATIONS` in its generation, so that no handle
+    names it, and FLAGS holds the slot it works for.
     """
     is_hidden = (streams[:, Stream.GENERATION] & GENERATIONS) != 0
     return jnp.where(is_hidden, streams[:, Stream.FLAGS], jnp.arange(streams.shape[0], dtype=jnp.int32))

@@ -54,7 +54,7 @@ def _launch(
         fields=command.fields | fields,
     )
     card, code = enqueue(card, command, code)
-    return answer(card, code, site, slot)[0]
+    return answer(card, code, site, stream)[0]
 
 
 def kernel_command(card: CardState, cost: Cost, slot: Number) -> Command:

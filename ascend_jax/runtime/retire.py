@@ -63,15 +63,18 @@ def retire(
     outcome = apart(flag, _outcome, tables, carry, retired, is_hot)
     is_task = bit(retired.bits, Bits.TASK) == 1
     start = Instant(*(jnp.where(is_task, mine, here) for mine, here in zip(retired.start, now, strict=True)))
-    stamps = jnp.stack([outcome.phase, *start, *now, carry.retired], axis=-1)
+    # the trash row stays as it is, so that a lane looks the same alone and among others
+    marks = (jnp.where(retired.exists, mark, 0) for mark in (*start, *now, carry.retired))
+    stamps = jnp.stack([outcome.phase, *marks], axis=-1)
     times = put_lane_rows(carry.times, retired.row, stamps, slice(Time.PHASE, Time.ORDER + 1))
     target = jnp.where(outcome.is_changing, outcome.cell, carry.cells.shape[-2] - 1)
     cells = put_lane_rows(carry.cells, target, jnp.stack(outcome.value, axis=-1))
     words, closed = apart(flag, fetch, tables.work, times, cells, outcome.next_row)
     fresh = head_of(outcome.next_row, words, closed)
     issue = Instant(fresh.wake_hi, fresh.wake_lo)
-    is_waiting = is_before(now, issue)
-    ready = jnp.stack([jnp.where(is_waiting, then, here) for then, here in zip(issue, now, strict=True)], axis=-1)
+    is_waiting, is_row = is_before(now, issue), outcome.next_row != rows
+    limbs = [jnp.where(is_waiting, then, here) * is_row for then, here in zip(issue, now, strict=True)]
+    ready = jnp.stack(limbs, axis=-1)
     times = put_lane_rows(times, outcome.next_row, ready, slice(Time.READY_HI, Time.READY_LO + 1))
     head = _refresh(carry.head, fresh, outcome, retired, is_hot)  # in place, so not apart
     is_it = outcome.fails_stream & is_hot & (carry.failed == rows)

@@ -167,7 +167,8 @@ def _set_failure_mode(card: CardState, stream: Number, mode: Number, site: Numbe
     is_own = is_same & (jnp.arange(is_same.shape[0]) < is_same.shape[0] - 1)
     stops = is_own & (code == Code.SUCCESS) & (mode == STOP_ON_FAILURE)
     streams = with_entries(card.streams, {Stream.STOPS: jnp.where(stops, 1, card.streams[:, Stream.STOPS])})
-    return answer(dataclasses.replace(card, streams=streams), code, site, stream)[0]
+    card = drop(dataclasses.replace(card, streams=streams), stops & (streams[:, Stream.ERROR] != Code.SUCCESS))
+    return answer(card, code, site, stream)[0]
 
 
 @verb
@@ -270,12 +271,12 @@ def stream_abort(card: CardState, stream: Number, *, site: Site = None) -> CardS
 def set_stream_failure_mode(card: CardState, stream: Number, mode: Number, *, site: Site = None) -> CardState:
     """Choose what follows a failed command (``aclrtSetStreamFailureMode``).
 
-    0: the stream goes on (default); 1: the rest of its queue is dropped and it takes nothing more. Mode 1 holds for all
-    streams of the stream's context, also for those made later, and stays: asking for the mode that already holds
-    changes nothing, going back from 1 to 0 is refused (hicann/runtime ``api_impl.cc`` and
-    ``docs/zh/api_ref/06_stream_management.md``). The manual excludes default streams on 310P and first-generation 910;
-    here every product takes them.
+    0: the stream goes on (default); 1: the rest of its queue is dropped and it takes nothing more, at once if it has
+    failed already. Mode 1 holds for all streams of the stream's context, also for those made later, and stays: asking
+    for the mode that already holds changes nothing, going back from 1 to 0 is refused (hicann/runtime ``api_impl.cc``
+    and ``docs/zh/api_ref/06_stream_management.md``). The manual excludes default streams on 310P and first-generation
+    910; here every product takes them.
 
     Status 107002, 107003, 107000 for another mode, 207000 for going back.
     """
-    return _set_failure_mode(card, stream, mode, site)
+    return _set_failure_mode(look(card, site), stream, mode, site)

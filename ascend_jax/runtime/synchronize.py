@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from ascend_jax.runtime import status
 from ascend_jax.runtime.advance import ALL_STREAMS, Ending, Goal, advance
-from ascend_jax.runtime.capture_rules import illegal_sync
+from ascend_jax.runtime.capture_rules import illegal_event, illegal_sync
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import is_taken, row_of
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
@@ -136,7 +136,7 @@ def _begin_stream(card: CardState, stream: Number, timeout_ms: Number, site: Num
     code, slot = find_stream(card, stream)
     code = jnp.where(code == Code.SUCCESS, illegal_sync(card, slot), code)
     code = jnp.where(code == Code.SUCCESS, first_code((_refused(timeout_ms), Code.RT_PARAM_INVALID)), code)
-    card = status.note(spend(card, card.chip["host_sync_ns"]), code, site, slot)
+    card = status.note(spend(card, card.chip["host_sync_ns"]), code, site, stream)
     ok = code == Code.SUCCESS
     hi, lo = timeout_of(timeout_ms)
     return card, Goal(stream=jnp.where(ok, slot, NONE), timeout_hi=jnp.where(ok, hi, FOREVER_HI), timeout_lo=lo)
@@ -148,12 +148,8 @@ def _begin_event(card: CardState, event: Number, timeout_ms: Number, site: Numbe
     entry = get_row(card.events, slot)
     record = latest_record(card, entry)
     is_external = entry[Event.FLAGS] == EventFlag.EXTERNAL
-    own = first_code(
-        (_refused(timeout_ms), Code.RT_PARAM_INVALID),
-        (is_external, Code.FEATURE_NOT_SUPPORT),
-        (record.is_captured, Code.RT_EVENT_CAPTURED),
-    )
-    code = first_failing(code, own)
+    own = first_code((_refused(timeout_ms), Code.RT_PARAM_INVALID), (is_external, Code.FEATURE_NOT_SUPPORT))
+    code = first_failing(code, own, illegal_event(card, slot))
     card = status.note(spend(card, card.chip["host_sync_ns"]), code, site)
     ok = code == Code.SUCCESS
     hi, lo = timeout_of(timeout_ms)

@@ -516,8 +516,8 @@ def difference_of_commands(twin: Card, card: aj.CardState) -> str:
     for row, job in enumerate(kept):
         got = [getattr(log, name)[row] for name in columns] + [bool(log.dropped_ns[row] >= 0)]
         stream = -1 if job.stream == twin.host_stream else job.stream
-        is_new = job.start < 0 and job.end < 0 and job.ready == twin.scheduler.now
-        ready = -1 if is_new else job.ready  # what has come up in the instant where a look ends shows later
+        is_new = job.start < 0 and job.end < 0 and (job.dropped or job.ready == twin.scheduler.now)
+        ready = -1 if is_new else job.ready  # what comes up in the instant where a look ends shows later
         want = [job.issue, ready, job.start, job.end, job.result, stream, job.priority, job.kind, job.dropped]
         got[1] = -1 if is_new else got[1]
         if [*map(str, want)] != [*map(str, got)]:

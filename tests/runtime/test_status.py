@@ -22,8 +22,9 @@ def visible(card):
     device, streams = np.array(card.device), np.array(card.streams)
     device[Device.INSTANTS] = 0
     streams[streams[:, Stream.PENDING] == 0, Stream.KEY :] = 0  # how far the head has come, and there is none
+    table = dataclasses.replace(card.table, times=card.table.times[:-1])  # the last row is nobody's
     rest = {"status": jnp.zeros(0), "clock": card.clock[Clock.ENQUEUED :], "device": device, "streams": streams}
-    tree = dataclasses.replace(card, **rest)
+    tree = dataclasses.replace(card, table=table, **rest)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
 
