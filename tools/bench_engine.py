@@ -24,6 +24,7 @@ import numpy as np
 from simpy_card import simulate as simpy_simulate
 
 import ascend_jax as aj
+from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.layout import Field, Kind, Resource
 from ascend_jax.runtime.program import Program, nothing, numbered
 from ascend_jax.runtime.simulate import simulate
@@ -77,7 +78,7 @@ def program_of(rows: list[dict], streams: int) -> Program:
         for unit, count in one["need"].items():
             table[row, Field.NEED + UNITS[unit]] = count
     fields = numbered(jnp.array(table))
-    return Program(fields, jnp.zeros((len(rows), 12, 4), jnp.int32), streams, ())
+    return Program(fields, jnp.zeros((len(rows), 12, 4), jnp.int32), streams=streams, kernels=())
 
 
 def times_for(rows: list[dict], lanes: int, seed: int = 1) -> np.ndarray:
@@ -99,8 +100,7 @@ class Lanes:
 
         def run(block_ns: jax.Array) -> tuple:
             self.traces += 1
-            fields = program.fields.at[:, Field.BLOCK_LO].set(block_ns)
-            plan = simulate(Program(fields, program.operands, program.streams, ()), chip)
+            plan = simulate(program, chip, block=Instant(jnp.zeros_like(block_ns), block_ns))
             return plan.start, plan.end, plan.is_stuck
 
         self.run = jax.jit(jax.shard_map(jax.vmap(run), mesh=mesh, in_specs=spec, out_specs=spec))

@@ -11,7 +11,7 @@ from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.drops import drop
 from ascend_jax.runtime.engine import begin, capacity_of, row_to_await, run, table_of
 from ascend_jax.runtime.faults import result_codes
-from ascend_jax.runtime.heads import Head
+from ascend_jax.runtime.heads import ORDERS, Head
 from ascend_jax.runtime.lanes import Carry, Tables, is_reached
 from ascend_jax.runtime.layout import (
     FOREVER_HI,
@@ -100,7 +100,7 @@ def _enter(card: CardState, goal: Goal, has_goal: jax.Array, limit: Instant) -> 
     stopped = (streams[:, Stream.STOPS] == 1) & (streams[:, Stream.ERROR] != 0)
     head = Head(
         jnp.where(stopped | (card.device[Device.ERROR] != 0), rows, streams[:, Stream.HEAD])[:, None],
-        *[jnp.zeros_like(streams[:, :1])] * 6,
+        *[jnp.zeros_like(streams[:, :1])] * (ORDERS - 1),
         *(streams[:, column : column + 1] for column in _PROGRESS),
     )
     none = jnp.full((streams.shape[0], 1), rows, jnp.int32)
@@ -151,7 +151,7 @@ def _leave(card: CardState, end: Carry) -> tuple[CardState, Instant]:
         Stream.HEAD: head.row,
         Stream.PENDING: jnp.where(head.row == rows, 0, last - position + 1),
         Stream.ERROR: jnp.where(old[:, Stream.ERROR] == 0, error, old[:, Stream.ERROR]),
-        **dict(zip(_PROGRESS, head[7:], strict=True)),
+        **dict(zip(_PROGRESS, head[ORDERS:], strict=True)),
     }
     streams = with_entries(old, entries)
     is_started = head.start_hi != NONE

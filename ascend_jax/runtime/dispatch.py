@@ -52,26 +52,30 @@ def look(tables: Tables, carry: Carry) -> Look:
     )
 
 
-def _packing(slots: int) -> tuple[dict[Resource, int], ...]:
-    """Return which resources share a word, and at which bit each begins: few words if the sums over streams fit."""
-    if slots > 128:
-        return tuple({resource: 0} for resource in Resource)
-    return {Resource.CUBE: 0, Resource.VECTOR: 16}, {Resource.H2D: 0, Resource.D2H: 8, Resource.D2D: 16}
+def _is_packed(head: Head) -> bool:
+    """Whether the sums over all streams fit packed words: cube cores + vector cores << 16, and a byte per engine."""
+    return len(head.row) <= 128
 
 
-def _needs(head: Head) -> list[jax.Array]:
-    """Return the units of each resource that a block of each stream needs."""
-    engine = bit(head.bits, Bits.ENGINE, 2)
-    engines = [(engine == number).astype(jnp.int32) for number in (1, 2, 3)]
-    return [bit(head.bits, Bits.CUBE), bit(head.bits, Bits.VECTOR, 2), *engines]
+def _byte(engine: jax.Array) -> jax.Array:
+    return jnp.maximum(engine - 1, 0) * 8
 
 
 def _packed(head: Head, blocks: jax.Array) -> tuple[jax.Array, ...]:
     """Return the units of so many blocks; more than the chip has of a resource count as ALL, or 1 copy engine."""
-    needs = _needs(head)
-    counts = [jnp.minimum(blocks, ALL if resource <= Resource.VECTOR else 1) for resource in Resource]
-    words = _packing(len(head.row))
-    return tuple(sum((counts[one] * needs[one] << shift for one, shift in word.items()), 0 * blocks) for word in words)
+    engine, cores, one = bit(head.bits, Bits.ENGINE, 2), jnp.minimum(blocks, ALL), jnp.minimum(blocks, 1)
+    cube, vector = bit(head.bits, Bits.CUBE), bit(head.bits, Bits.VECTOR, 2)
+    if _is_packed(head):
+        return cores * (cube + (vector << 16)), jnp.where(engine > 0, one << _byte(engine), 0)
+    return cores * cube, cores * vector, *(one * (engine == number) for number in (1, 2, 3))
+
+
+def _taken_of(head: Head, words: list[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return (cube cores, vector cores, units of the stream's own copy engine) in packed or separate words."""
+    engine = bit(head.bits, Bits.ENGINE, 2)
+    if _is_packed(head):
+        return words[0] & 0xFFFF, (words[0] >> 16) & 0xFFFF, (words[1] >> _byte(engine)) & 255
+    return words[0], words[1], jnp.where(engine == 1, words[2], jnp.where(engine == 2, words[3], words[4]))
 
 
 def grant(capacity: jax.Array, head: Head, look: Look, held: tuple, is_idle: jax.Array) -> jax.Array:
@@ -86,13 +90,16 @@ def grant(capacity: jax.Array, head: Head, look: Look, held: tuple, is_idle: jax
         return jnp.where(key < look.key + (slot < slots), claim, 0)
 
     taken = [mine + sum_of_pairs(ahead, look.key, slots, claim) for mine, claim in zip(held, look.claims, strict=True)]
-    needs, fits = _needs(head), jnp.full_like(head.row, ALL)
-    for word, packing in zip(taken, _packing(len(slots)), strict=True):
-        for resource, shift in packing.items():
-            width = (16 if resource <= Resource.VECTOR else 8) if len(packing) > 1 else 32
-            left = capacity[resource] - (word if width == 32 else (word >> shift) & ((1 << width) - 1))
-            need = needs[resource]  # 0, 1 or 2, so that a shift divides
-            fits = jnp.minimum(fits, jnp.where(need > 0, jnp.maximum(left, 0) >> (need >> 1), ALL))
+    cube_taken, vector_taken, engine_taken = _taken_of(head, taken)
+    vector = bit(head.bits, Bits.VECTOR, 2)  # 0, 1 or 2, so that a shift divides
+    limits = (
+        (bit(head.bits, Bits.CUBE) > 0, capacity[Resource.CUBE] - cube_taken),
+        (vector > 0, (capacity[Resource.VECTOR] - vector_taken) >> (vector >> 1)),
+        (bit(head.bits, Bits.ENGINE, 2) > 0, 1 - engine_taken),
+    )
+    fits = jnp.full_like(head.row, ALL)
+    for is_needed, left in limits:
+        fits = jnp.minimum(fits, jnp.where(is_needed, jnp.maximum(left, 0), ALL))
     waiting, first, second = groups_of(head.counts)
     some = jnp.minimum(fits, waiting)
     all_or_none = jnp.where(some >= waiting, waiting, 0)

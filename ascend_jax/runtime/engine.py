@@ -13,7 +13,7 @@ from jax import lax
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.commands import row_of
-from ascend_jax.runtime.heads import Bits, Head, bit, fetch, head_of, work_of
+from ascend_jax.runtime.heads import ORDERS, Bits, Head, bit, fetch, head_of, work_of
 from ascend_jax.runtime.lanes import Carry, Tables, goes_on
 from ascend_jax.runtime.layout import Field, Resource, Time
 from ascend_jax.runtime.loop import varying_together
@@ -102,8 +102,8 @@ def begin(tables: Tables, carry: Carry, is_fresh: jax.Array) -> Carry:
     """
     fresh = head_of(carry.head.row, *fetch(tables.work, carry.times, carry.cells, carry.head.row))
     head = Head(
-        *fresh[:7],
-        *(jnp.where(is_fresh, new, old) for new, old in zip(fresh[7:], carry.head[7:], strict=True)),
+        *fresh[:ORDERS],
+        *(jnp.where(is_fresh, new, old) for new, old in zip(fresh[ORDERS:], carry.head[ORDERS:], strict=True)),
     )
     is_mark = bit(head.bits, Bits.TASK) == 0
     head = head._replace(counts=jnp.where(is_mark, fresh.counts, head.counts))

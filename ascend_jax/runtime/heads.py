@@ -24,7 +24,7 @@ from ascend_jax.runtime.rows import get_lane_rows
 
 
 class Work(enum.IntEnum):
-    """Columns of the engine's table [N + 1, 16], one cache line a row. "task | mark" share a word."""
+    """Columns of the engine's table [N + 1, WORK]. "task | mark" share a word."""
 
     BITS = 0
     ISSUE_HI = 1
@@ -32,17 +32,13 @@ class Work(enum.IntEnum):
     TIMEOUT_US = 3
     FIRST = 4  # rest of a block's work beyond its chunks | high word of the value
     SECOND = 5  # work of the launch head | low word of the value
-    THIRD = 6  # chunks of a block's work | cell, NONE if it looks at none
+    THIRD = 6  # chunks of a block's work | cell
     FOURTH = 7  # shares, HBM + L2 << 16 | row of the command to wait for, N for none
     BLOCKS = 8
     NEXT = 9
-    CELL = 10  # the mark's cell, value and change again, for when it retires
-    CHANGE = 11
-    VALUE_HI = 12
-    VALUE_LO = 13
 
 
-WORK = 16
+WORK = len(Work)
 
 
 class Bits(enum.IntEnum):
@@ -56,10 +52,11 @@ class Bits(enum.IntEnum):
     PRIORITY = 7  # three bits
     CONDITION = 10  # three bits
     REACH = 13  # two bits, of a planned fault
+    CHANGE = 15  # two bits
 
 
 class Head(NamedTuple):
-    """Heads of all streams, int32 [S, B]. The first eight are the command's, the others how far it has come."""
+    """Heads of all streams, int32 [S, B]. The first ORDERS are the command's, the others how far it has come."""
 
     row: jax.Array  # N: the stream is empty
     bits: jax.Array
@@ -68,6 +65,7 @@ class Head(NamedTuple):
     second: jax.Array
     third: jax.Array
     fourth: jax.Array
+    following: jax.Array  # row of the next command
     key: jax.Array  # UNREADY until it is issued
     wake_hi: jax.Array  # when it is issued, or its deadline
     wake_lo: jax.Array
@@ -82,6 +80,24 @@ class Head(NamedTuple):
 def bit(bits: jax.Array, position: Bits, width: int = 1) -> jax.Array:
     """Return one entry of a packed word."""
     return (bits >> position) & ((1 << width) - 1)
+
+
+ORDERS = 8  # fields of Head that are the command's; the others say how far it has come
+
+
+def chunks_of(block: Instant) -> tuple[jax.Array, jax.Array]:
+    """Return a block's work at full speed as (whole chunks, rest); the rest is never 0 while chunks are left."""
+    chunks, rest = (block.hi << 8) + (block.lo >> 22), (block.lo & (CHUNK_NS - 1)) * FULL_RATE
+    is_whole = (rest == 0) & (chunks > 0)
+    return chunks - is_whole, jnp.where(is_whole, WORK_CHUNK, rest)
+
+
+def with_blocks(work: jax.Array, block: Instant) -> jax.Array:
+    """Return the engine's table with other times of one block, int32 limbs [N + 1], where a command is a task."""
+    chunks, rest = chunks_of(block)
+    column = jnp.arange(WORK)[None, :]
+    new = jnp.where(column == Work.FIRST, rest[:, None], jnp.where(column == Work.THIRD, chunks[:, None], work))
+    return jnp.where(bit(work[:, Work.BITS, None], Bits.TASK) == 1, new, work)
 
 
 def work_of(fields: jax.Array, has_gone: jax.Array) -> jax.Array:
@@ -104,13 +120,11 @@ def work_of(fields: jax.Array, has_gone: jax.Array) -> jax.Array:
         (fields[:, Field.PRIORITY], Bits.PRIORITY),
         (fields[:, Field.CONDITION], Bits.CONDITION),
         (jnp.where(fields[:, Field.FAULT] != 0, fields[:, Field.REACH], 0), Bits.REACH),
+        (fields[:, Field.CHANGE], Bits.CHANGE),
     )
-    hi, lo = fields[:, Field.BLOCK_HI], fields[:, Field.BLOCK_LO]
-    chunks, rest = (hi << 8) + (lo >> 22), (lo & (CHUNK_NS - 1)) * FULL_RATE
-    is_whole = (rest == 0) & (chunks > 0)  # the rest is never 0 while chunks are left
+    chunks, rest = chunks_of(Instant(fields[:, Field.BLOCK_HI], fields[:, Field.BLOCK_LO]))
     head = jnp.minimum(fields[:, Field.HEAD_NS], CHUNK_NS - 1) * FULL_RATE
     shares = fields[:, Field.HBM_SHARE] | (fields[:, Field.L2_SHARE] << 16)
-    cell = jnp.where(fields[:, Field.CONDITION] == Condition.NONE, NONE, fields[:, Field.CELL])
     limbs, rest_ns = fields[:, Field.TIMEOUT_HI], fields[:, Field.TIMEOUT_LO]
     timeout_us = limbs * 1_073_741 + (limbs * 824 + rest_ns) // 1000  # 2**30 ns are 1,073,741.824 us
     columns = {
@@ -118,19 +132,14 @@ def work_of(fields: jax.Array, has_gone: jax.Array) -> jax.Array:
         Work.ISSUE_HI: fields[:, Field.ISSUE_HI],
         Work.ISSUE_LO: fields[:, Field.ISSUE_LO],
         Work.TIMEOUT_US: jnp.where(limbs > 1999, 2**31 - 1, timeout_us),  # longer ones end after 35 minutes
-        Work.FIRST: jnp.where(is_task, jnp.where(is_whole, WORK_CHUNK, rest), fields[:, Field.VALUE_HI]),
+        Work.FIRST: jnp.where(is_task, rest, fields[:, Field.VALUE_HI]),
         Work.SECOND: jnp.where(is_task, head, fields[:, Field.VALUE_LO]),
-        Work.THIRD: jnp.where(is_task, chunks - is_whole, cell),
+        Work.THIRD: jnp.where(is_task, chunks, fields[:, Field.CELL]),
         Work.FOURTH: jnp.where(is_task, shares, has_gone),
         Work.BLOCKS: jnp.where(is_task, fields[:, Field.BLOCKS], 0),
         Work.NEXT: fields[:, Field.NEXT],
-        Work.CELL: fields[:, Field.CELL],
-        Work.CHANGE: fields[:, Field.CHANGE],
-        Work.VALUE_HI: fields[:, Field.VALUE_HI],
-        Work.VALUE_LO: fields[:, Field.VALUE_LO],
     }
-    zero = jnp.zeros_like(kind)
-    return jnp.stack([jnp.asarray(columns.get(i, zero), jnp.int32) for i in range(WORK)], axis=1)  # type: ignore[call-overload]
+    return jnp.stack([jnp.asarray(columns[column], jnp.int32) for column in Work], axis=1)
 
 
 def is_met(condition: jax.Array, cell: Instant, value: Instant) -> jax.Array:
@@ -167,7 +176,7 @@ def fetch(work: jax.Array, times: jax.Array, cells: jax.Array, row: jax.Array) -
     depends = jnp.where(is_mark, words[Work.FOURTH], work.shape[-2] - 1)
     phase = get_lane_rows(times[..., Time.PHASE], depends)
     cell = get_lane_rows(cells, jnp.maximum(jnp.where(is_mark, words[Work.THIRD], 0), 0))
-    value = Instant(words[Work.VALUE_HI], words[Work.VALUE_LO])
+    value = Instant(words[Work.FIRST], words[Work.SECOND])
     met = is_met(bit(words[Work.BITS], Bits.CONDITION, 3), Instant(cell[..., 0], cell[..., 1]), value)
     return words, ~has_passed(phase) * 1 + ~met * 2
 
@@ -183,6 +192,7 @@ def head_of(row: jax.Array, words: jax.Array, closed: jax.Array) -> Head:
         second=words[Work.SECOND],
         third=words[Work.THIRD],
         fourth=words[Work.FOURTH],
+        following=words[Work.NEXT],
         key=zero + UNREADY,
         wake_hi=words[Work.ISSUE_HI],
         wake_lo=words[Work.ISSUE_LO],

@@ -4,10 +4,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ascend_jax.runtime.apart import apart, over_streams
 from ascend_jax.runtime.clock import Instant, is_before
-from ascend_jax.runtime.heads import Bits, Head, Work, bit, fetch, head_of, is_met
+from ascend_jax.runtime.heads import Bits, Head, bit, fetch, head_of, is_met
 from ascend_jax.runtime.lanes import NOBODY, Carry, Tables, goes_on, slots_of
 from ascend_jax.runtime.layout import NONE, Change, Phase, Reach, Time
 from ascend_jax.runtime.rows import get_lane_rows, put_lane_rows
@@ -21,6 +22,9 @@ class Retired(NamedTuple):
     row: jax.Array  # N if none
     bits: jax.Array
     start: Instant  # of a task
+    following: jax.Array  # row of the next command
+    cell: jax.Array  # of a mark
+    value: Instant  # of a mark
 
 
 class Outcome(NamedTuple):
@@ -48,11 +52,12 @@ def choose(
 
 def retired(carry: Carry, head: Head, chosen: jax.Array, is_hot: jax.Array) -> Retired:
     """Return the command that retires in each lane."""
-    words = (head.row, head.bits, head.start_hi, head.start_lo)
-    row, bits, *start = over_streams(*(jnp.where(is_hot, word, 0) for word in words))
+    words = (head.row, head.bits, head.start_hi, head.start_lo, head.following, head.third, head.first, head.second)
+    row, bits, hi, lo, following, cell, *value = over_streams(*(jnp.where(is_hot, word, 0) for word in words))
     exists = chosen != NOBODY
+    is_late = exists & (chosen >= 2 * len(head.row))
     row = jnp.where(exists, row, carry.times.shape[-2] - 1)
-    return Retired(exists, exists & (chosen >= 2 * len(head.row)), row, bits, Instant(*start))
+    return Retired(exists, is_late, row, bits, Instant(hi, lo), following, cell, Instant(*value))
 
 
 def retire(
@@ -97,12 +102,12 @@ def retire(
 
 
 def _outcome(tables: Tables, carry: Carry, retired: Retired, is_hot: jax.Array) -> Outcome:
-    words = get_lane_rows(tables.work, retired.row, slice(Work.NEXT, Work.VALUE_LO + 1))
-    following, cell, change, hi, lo = (words[:, i] for i in range(words.shape[1]))
     is_task, reach = bit(retired.bits, Bits.TASK) == 1, bit(retired.bits, Bits.REACH, 2)
     is_failed = retired.exists & (retired.is_late | (reach > 0))
     reach = jnp.where(retired.is_late, jnp.where(is_task, Reach.DEVICE, Reach.STREAM), reach)
     fails_stream = is_failed & (reach == Reach.STREAM)
+    change = jnp.where(is_task, Change.NONE, bit(retired.bits, Bits.CHANGE, 2))
+    cell, (hi, lo) = jnp.where(is_task, 0, retired.cell), retired.value
     old = get_lane_rows(carry.cells, cell)
     added = old[:, 1] + lo
     overflow = (added.astype(jnp.uint32) < old[:, 1].astype(jnp.uint32)).astype(jnp.int32)
@@ -118,7 +123,7 @@ def _outcome(tables: Tables, carry: Carry, retired: Retired, is_hot: jax.Array) 
         is_changing=retired.exists & ~is_failed & (change != Change.NONE),
         cell=cell,
         value=Instant(hi, lo),
-        next_row=jnp.where(retired.exists & ~is_stopped, following, rows),
+        next_row=jnp.where(retired.exists & ~is_stopped, retired.following, rows),
     )
 
 
@@ -126,8 +131,12 @@ def _refresh(head: Head, fresh: Head, outcome: Outcome, retired: Retired, is_hot
     """Put the next command in place of what retired, and open marks that waited for that."""
     is_mark = bit(head.bits, Bits.TASK) == 0
     is_held = (head.counts & 1) * ~(retired.exists & (head.fourth == retired.row))
-    is_seen = outcome.is_changing & (head.third == outcome.cell)
-    met = is_met(bit(head.bits, Bits.CONDITION, 3), outcome.value, Instant(head.first, head.second))
-    closed = is_held + jnp.where(is_seen, ~met * 2, head.counts & 2)
+
+    def look_again() -> jax.Array:
+        met = is_met(bit(head.bits, Bits.CONDITION, 3), outcome.value, Instant(head.first, head.second))
+        return jnp.where(outcome.is_changing & (head.third == outcome.cell), ~met * 2, head.counts & 2)
+
+    # most programs have no cells
+    closed = is_held + lax.cond(outcome.is_changing.any(), look_again, lambda: head.counts & 2)
     waiting = head._replace(counts=jnp.where(is_mark, closed, head.counts))
     return jax.tree.map(lambda new, old: jnp.where(is_hot, new, old), fresh, waiting)

@@ -1,5 +1,6 @@
 """The exact engine over a ``Program``: when does every command of it start and end on a chip that runs nothing else?"""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.edge import concrete
 from ascend_jax.runtime.engine import begin, capacity_of, run
 from ascend_jax.runtime.faults import result_codes
-from ascend_jax.runtime.heads import Head, work_of
+from ascend_jax.runtime.heads import Head, with_blocks, work_of
 from ascend_jax.runtime.lanes import Carry, Tables
 from ascend_jax.runtime.layout import FOREVER_HI, NONE, Field, Kind, Phase, Time
 from ascend_jax.runtime.program import Program, nothing
@@ -28,14 +29,19 @@ class Schedule(NamedTuple):
     device_error: jax.Array  # int32 [...], 0 or the code with which the device was lost
 
 
-def simulate(program: Program, chip: ChipSpec, *, cells: int = 64, stops: bool = False) -> Schedule:
+def simulate(
+    program: Program, chip: ChipSpec, *, block: Instant | None = None, cells: int = 64, stops: bool = False
+) -> Schedule:
     """Return the schedule of a program whose commands are all issued at time 0 (blocks, priorities, shared rates).
 
-    Usable under ``jit`` and ``vmap``; leading batch axes of program and chip are lanes, and must match or be absent.
+    Usable under ``jit`` and ``vmap``; leading batch axes of program, chip and block are lanes, and must match or be
+    absent.
 
     Args:
       program: What runs.
       chip: On what.
+      block: Times of one block instead of the program's, int32 limbs [..., N] (see ``clock.Instant``). Lanes that
+        differ in times only share everything else of the program.
       cells: How many cells (flags, notifies, values) the program's marks may use, all 0 at first.
       stops: Whether a stream takes no more commands after one has failed (``aclrtSetStreamFailureMode`` 1).
 
@@ -43,15 +49,16 @@ def simulate(program: Program, chip: ChipSpec, *, cells: int = 64, stops: bool =
       ValueError: A mark uses a cell that is not there; this is not seen while the program is traced.
     """
     _check_cells(program, cells)
-    return _simulate(program, chip, cells=cells, stops=stops)
+    return _simulate(program, chip, block, cells=cells, stops=stops)
 
 
 @jax.jit(static_argnames=("cells", "stops"))
-def _simulate(program: Program, chip: ChipSpec, *, cells: int, stops: bool) -> Schedule:
-    batch = program.fields.ndim - 2, chip.values.ndim - 1
+def _simulate(program: Program, chip: ChipSpec, block: Instant | None, *, cells: int, stops: bool) -> Schedule:
+    batch = program.fields.ndim - 2, chip.values.ndim - 1, 0 if block is None else block.lo.ndim - 1
     if max(batch) > 0:
         axes = tuple(0 if depth == max(batch) else None for depth in batch)
-        return jax.vmap(lambda p, c: _simulate(p, c, cells=cells, stops=stops), in_axes=axes)(program, chip)
+        one = functools.partial(_simulate, cells=cells, stops=stops)
+        return jax.vmap(one, in_axes=axes)(program, chip, block)
     rows, streams = program.rows, program.streams
     fields = jnp.concatenate([program.fields, jnp.asarray(nothing(1, rows))])
     depends = jnp.where(fields[:, Field.DEPENDS] == NONE, rows, fields[:, Field.DEPENDS])
@@ -60,8 +67,11 @@ def _simulate(program: Program, chip: ChipSpec, *, cells: int, stops: bool) -> S
     stream = jnp.where(is_command, fields[:, Field.STREAM], streams)
     first = jnp.full(streams + 1, rows, jnp.int32).at[stream].min(number)[:streams, None]
     zero, lane = jnp.zeros((streams, 1), jnp.int32), jnp.zeros(1, jnp.int32)
+    work = work_of(fields, depends)
+    if block is not None:
+        work = with_blocks(work, Instant(*(jnp.append(limb, 0) for limb in block)))
     tables = Tables(
-        work=work_of(fields, depends)[None],
+        work=work[None],
         capacity=capacity_of(chip)[:, None],
         stops=jnp.full((streams, 1), stops),
         is_goal=zero == 0,
