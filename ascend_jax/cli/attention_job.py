@@ -1,7 +1,6 @@
 """The main job: FlashAttention from a host call to its result, on a simulated card, checked against float64."""
 
 import dataclasses
-import functools
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,16 +40,16 @@ class JobResult:
         """Query rows and key columns of the Ascend tile."""
         return TILES[int(self.run.executor.cost.tile)]
 
-    @functools.cached_property
-    def tiling(self) -> aj.ops.AttentionCost:
-        """How the tiles of a launch are dealt to its blocks, one on each core."""
-        cores = int(self.run.executor.cost.blocks)
-        return aj.ops.attention_cost(self.job.spec, self.job.launch_shape, self.tile, cores)
+    @property
+    def tiles(self) -> int:
+        """Runs of query rows of one head that a launch works through."""
+        shape = self.job.launch_shape
+        return shape.batch * shape.heads * -(-shape.q_len // self.tile[0])
 
     @property
     def waves(self) -> int:
         """Tiles that the busiest core of a launch works through, one after another."""
-        return int(self.tiling.waves)
+        return -(-self.tiles // int(self.run.executor.cost.blocks))
 
     @property
     def fixed_us(self) -> float:
@@ -60,7 +59,7 @@ class JobResult:
     @property
     def launch_us(self) -> float:
         """Predicted time of one launch on an idle card."""
-        return float(self.run.executor.cost.duration_ns(self.job.spec)) / 1e3
+        return self.run.predicted_ns / 1e3
 
     @property
     def onchip(self) -> OnChipPlan:

@@ -11,7 +11,7 @@ from ascend_jax.cli.attention_inputs import AttentionShapes
 from ascend_jax.insight.kinds import KERNEL
 from ascend_jax.ops import flash_attention_score as operator
 from ascend_jax.ops.attention.tiling import AttentionShape
-from ascend_jax.runtime.kernels import Argument, Executor
+from ascend_jax.runtime.kernels import Argument, Cost, Executor
 
 MIB = 1 << 20
 PAGE_SLACK = 4 * MIB  # what whole 2 MiB pages can add to one allocation
@@ -94,6 +94,7 @@ class Run:
     card: aj.CardState
     steps: tuple[Step, ...]
     executor: Executor  # of the first launch; all are alike
+    predicted_ns: float  # of that launch on an idle card
     outputs: tuple[np.ndarray, np.ndarray, np.ndarray]
     workspace_bytes: int  # of all streams together
 
@@ -136,8 +137,9 @@ def simulate(job: Job, arrays: Sequence[np.ndarray]) -> Run:
     core_limit = aj.ops.share_cores(job.spec, job.launch_shape, job.launches) if job.per_head else operator.ALL_CORES
     executors = _look_up(program, job, (*inputs, *outputs), mask, core_limit)
     first = executors[0]
-    predicted = float(first.cost.duration_ns(job.spec)) / 1e3
-    program.step("operator look-up", f"{operator.NAME} found, tiles chosen, {predicted:.1f} us predicted per launch")
+    predicted_ns = float(jax.jit(Cost.duration_ns)(first.cost, job.spec))
+    found = f"{operator.NAME} found, tiles chosen, {predicted_ns / 1e3:.1f} us predicted per launch"
+    program.step("operator look-up", found)
 
     workspaces = [_new_workspace(program, first) for _ in streams]
     total = int(first.workspace_bytes) * job.streams
@@ -155,7 +157,7 @@ def simulate(job: Job, arrays: Sequence[np.ndarray]) -> Run:
         program.card, result = aj.download(program.card, tensor.pointer, tensor.shape, tensor.dtype)
         results.append(np.asarray(result))
     program.step("output", f"3 arrays, {size(sum(each.nbytes for each in results))}, HBM to host over PCIe")
-    return Run(program.card, tuple(program.steps), first, tuple(results), total)  # type: ignore[arg-type]
+    return Run(program.card, tuple(program.steps), first, predicted_ns, tuple(results), total)  # type: ignore[arg-type]
 
 
 def _new_card(job: Job) -> aj.CardState:

@@ -32,7 +32,7 @@ def as_json(result: JobResult) -> dict[str, Any]:
         "peak_tflops": result.peak_tflops,
         "limit": result.limit,
         "blocks": int(result.run.executor.cost.blocks),
-        "tiles": int(result.tiling.blocks),
+        "tiles": result.tiles,
         "waves": result.waves,
         "tile_us": _tile_us(result),
         "fixed_us": result.fixed_us,
@@ -98,7 +98,7 @@ def _execution(result: JobResult) -> str:
     return "\n".join(
         [
             "Execution of one launch on the cube and vector units:",
-            f"  {int(result.tiling.blocks)} tiles of {tile[0]} query rows on {int(cost.blocks)} cube cores: {waves}",
+            f"  {result.tiles} tiles of {tile[0]} query rows on {int(cost.blocks)} cube cores: {waves}",
             f"  {result.launch_us:.1f} us = {result.fixed_us:.1f} fixed + {waves} x {_tile_us(result):.1f} per tile",
             f"  the busiest core computes {busy}",
             f"  a tile, for every {tile[1]} key columns:",

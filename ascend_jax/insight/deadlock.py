@@ -59,7 +59,8 @@ class DeadlockReport:
     def __str__(self) -> str:
         lines = [f"The call at {self.call} can never return."] if self.call else []
         count = len(self.stops)
-        lines.append(f"{count or 'no'} stream{'' if count == 1 else 's'} can never go on")
+        found = f"{count} stream{'' if count == 1 else 's'} can never go on"
+        lines.append(found if count else "No stream is stopped for ever.")
         for stop in self.stops:
             since = "" if stop.since_ns is None else f", since {stop.since_ns / 1000:.3f} us"
             lines += [f"{stream_name(stop.stream)} stops at {stop.name}{_at(stop.site)}{since}"]

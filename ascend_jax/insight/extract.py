@@ -73,7 +73,9 @@ def rows_of(card: CardState) -> Rows:
     sequence = np.arange(max(0, enqueued - card.table.rows), enqueued)
     row = sequence % card.table.rows
     row = row[(fields[row, Field.SEQUENCE] == sequence) & (times[row, Time.PHASE] != Phase.CAPTURED)]
-    code = np.asarray(result_codes(card.table.fields, card.table.times[:, Time.PHASE]))
+    code = np.zeros(len(fields), np.int32)
+    if np.isin(times[row, Time.PHASE], (Phase.FAULTED, Phase.EXPIRED)).any():
+        code = np.asarray(result_codes(card.table.fields, card.table.times[:, Time.PHASE]))
     return Rows(fields[row], np.asarray(card.table.operands)[row], times[row], code[row])
 
 
@@ -90,7 +92,6 @@ def timeline(card: CardState) -> Timeline:
     rows = rows_of(card)
     fields, kind = rows.fields, rows.fields[:, Field.KIND]
     enqueued, now_hi, now_lo = np.asarray(card.clock)[[Clock.ENQUEUED, Clock.DEVICE_HI, Clock.DEVICE_LO]].tolist()
-    now_ns = int(clock.to_ns(now_hi, now_lo))
     need = fields[:, Field.NEED : Field.NEED + len(Resource)]
     engine = _texts(next((name for unit, name in _ENGINES.items() if units[unit]), "") for units in need)
     held_cube, held_vector = _most_held(card, fields[:, Field.BLOCKS], need)
@@ -103,7 +104,7 @@ def timeline(card: CardState) -> Timeline:
         "priority": fields[:, Field.PRIORITY],
         "thread": fields[:, Field.THREAD],
         "issue_ns": clock.to_ns(fields[:, Field.ISSUE_HI], fields[:, Field.ISSUE_LO]),
-        **_instants(rows, now_ns),
+        **_instants(rows),
         "code": rows.code,
         "blocks": np.where(np.isin(kind, TASKS), fields[:, Field.BLOCKS], 0),
         "held_cube": held_cube,
@@ -122,7 +123,7 @@ def timeline(card: CardState) -> Timeline:
         cube_cores=int(card.chip["cube_cores"]),
         vector_cores=int(card.chip["vector_cores"]),
         forgotten=max(0, enqueued - card.table.rows),
-        now_ns=now_ns,
+        now_ns=int(clock.to_ns(now_hi, now_lo)),
         **columns,
     )
 
@@ -131,24 +132,23 @@ def _texts(each: Iterable[str]) -> Texts:
     return np.array(list(each), dtype=np.object_)
 
 
-def _instants(rows: Rows, now_ns: int) -> dict[str, Times]:
+def _instants(rows: Rows) -> dict[str, Times]:
     """Return the columns that say when each command was ready, started, ended and was dropped.
 
-    The row of a dropped command still tells what it had come to: its stamps are above 0 then.
+    A dropped command has its end stamp at the moment of the drop; one that had not begun has no start stamp, and one
+    that was not at the head of its stream no ready stamp.
     """
-    phase, times = rows.phase, rows.times
-    is_dropped = phase == Phase.DROPPED
-
-    def stamp(column: Time) -> Times:
-        return clock.to_ns(times[:, column], times[:, column + 1])
-
-    def reached(column: Time, least: Phase) -> Times:
-        return np.where(np.where(is_dropped, stamp(column) > 0, phase >= least), stamp(column), NOT_YET)
-
-    end = np.where((phase >= Phase.DONE) & ~is_dropped, stamp(Time.END_HI), NOT_YET)
-    dropped = np.where(is_dropped, np.where(stamp(Time.END_HI) > 0, stamp(Time.END_HI), now_ns), NOT_YET)
-    ready, start = reached(Time.READY_HI, Phase.READY), reached(Time.START_HI, Phase.RUNNING)
-    return {"ready_ns": ready, "start_ns": start, "end_ns": end, "dropped_ns": dropped}
+    phase, is_dropped = rows.phase, rows.phase == Phase.DROPPED
+    columns = (Time.READY_HI, Time.START_HI, Time.END_HI)
+    ready, start, end = (clock.to_ns(rows.times[:, column], rows.times[:, column + 1]) for column in columns)
+    is_ready = np.where(is_dropped, ready > 0, phase >= Phase.READY)
+    is_started = np.where(is_dropped, start >= 0, phase >= Phase.RUNNING)
+    return {
+        "ready_ns": np.where(is_ready, ready, NOT_YET),
+        "start_ns": np.where(is_started, start, NOT_YET),
+        "end_ns": np.where((phase >= Phase.DONE) & ~is_dropped, end, NOT_YET),
+        "dropped_ns": np.where(is_dropped, end, NOT_YET),
+    }
 
 
 def _most_held(card: CardState, blocks: NDArray[np.int32], need: NDArray[np.int32]) -> NDArray[np.int32]:

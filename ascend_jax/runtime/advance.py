@@ -110,7 +110,7 @@ def _enter(card: CardState, goal: Goal, has_goal: jax.Array, limit: Instant) -> 
         instants=card.device[Device.INSTANTS][None],
         retired=card.device[Device.RETIRED][None],
         failed=none,
-        lost=none[0],
+        lost=jnp.where(card.device[Device.ERROR] != 0, 0, none[0]),  # nothing goes on
         await_row=row_to_await(table.fields, jnp.asarray(goal.command, jnp.int32))[None],
         await_cell=jnp.where(count >= goal.at_least, NONE, cell)[None],
         await_count=jnp.asarray(goal.at_least, jnp.int32)[None],
@@ -159,12 +159,13 @@ def _leave(card: CardState, end: Carry) -> tuple[CardState, Instant]:
     marks = jnp.stack([phase, head.start_hi, head.start_lo], axis=-1)
     shown = jnp.where((head.row == rows)[:, None], times[rows, Time.PHASE : Time.START_LO + 1], marks)
     times = times.at[head.row, Time.PHASE : Time.START_LO + 1].set(shown, mode="promise_in_bounds")
+    is_lost = (end.lost[0] != rows) & (card.device[Device.ERROR] == 0)
     device = with_entries(
         card.device,
         {
             Device.INSTANTS: end.instants[0],
             Device.RETIRED: end.retired[0],
-            Device.ERROR: jnp.where(end.lost[0] == rows, card.device[Device.ERROR], get_row(code, end.lost[0])),
+            Device.ERROR: jnp.where(is_lost, get_row(code, end.lost[0]), card.device[Device.ERROR]),
         },
     )
     words = with_entries(card.clock, {Clock.DEVICE_HI: now.hi, Clock.DEVICE_LO: now.lo})
@@ -176,5 +177,5 @@ def _leave(card: CardState, end: Carry) -> tuple[CardState, Instant]:
         device=device,
         clock=words,
     )
-    is_lost, has_failed = device[Device.ERROR] != 0, streams[:, Stream.ERROR] != 0
-    return drop(card, is_lost | (has_failed & (streams[:, Stream.STOPS] == 1))), now
+    has_failed, stops = streams[:, Stream.ERROR] != 0, streams[:, Stream.STOPS] == 1
+    return drop(card, (device[Device.ERROR] != 0) | (has_failed & stops)), now

@@ -54,7 +54,7 @@ def remove_contexts(card: CardState, is_gone: jax.Array) -> CardState:
     return dataclasses.replace(
         card,
         events=events,
-        contexts=vacate(card.contexts, is_gone, closed, Context),
+        contexts=vacate(card.contexts, is_gone & (card.contexts[:, Context.ALIVE] == 1), closed, Context),
         threads=with_entries(card.threads, {Thread.CONTEXT: without(card.threads[:, Thread.CONTEXT])}),
         device=with_entries(card.device, {Device.CONTEXT: without(card.device[Device.CONTEXT])}),
     )

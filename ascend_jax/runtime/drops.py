@@ -46,7 +46,7 @@ def _drop_rows(card: CardState, is_gone: jax.Array) -> CardState:
         Time.END_LO: (is_gone, clock[Clock.DEVICE_LO]),
     }
     entries = {column: jnp.where(where, value, times[:, column]) for column, (where, value) in columns.items()}
-    effects = jnp.where(is_gone, Effect.PUBLISHED, effects)
+    effects = jnp.where(never_began, Effect.PUBLISHED, effects)  # what had begun has computed
     table = dataclasses.replace(card.table, times=with_entries(times, entries), effects=effects)
     return dataclasses.replace(card, table=table)
 

@@ -78,8 +78,8 @@ def list_due(card: CardState) -> tuple[CardState, Due]:
     phase, effect = times[:, Time.PHASE], card.table.effects
     # what is going to fail computes nothing, or its results would show depending on when somebody looks
     writes = (fields[:, Field.WRITES] != 0) & (fields[:, Field.FAULT] == 0)
-    is_running, is_done = phase == Phase.RUNNING, phase == Phase.DONE
-    starts = writes & (is_running | is_done) & (effect < Effect.COMPUTED)
+    is_done, has_begun = phase == Phase.DONE, (phase >= Phase.RUNNING) & (phase <= Phase.DROPPED)
+    starts = writes & has_begun & (effect < Effect.COMPUTED)
     ends = writes & is_done & (effect < Effect.PUBLISHED)
     is_due = jnp.concatenate([starts, ends])
     hi = jnp.concatenate([times[:, Time.START_HI], times[:, Time.END_HI]])

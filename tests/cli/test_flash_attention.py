@@ -75,6 +75,8 @@ def test_json_has_the_promised_keys(default_job):
     assert report["relative_error"] < 1e-3
     assert report["wall_s"] > 0
     assert set(report["onchip_bytes"]) == {"L1", "L0A", "L0B", "L0C", "UB"}
+    tiles = 32 * 1024 // report["tile"][0]
+    assert (report["blocks"], report["tiles"], report["waves"]) == (24, tiles, -(-tiles // 24))
 
 
 def test_steps_follow_one_another(default_job):

@@ -163,7 +163,14 @@ def test_nothing_stops_a_card_that_goes_on(card):
     card = aj.memset_async(card, HBM, 0, 4096, 2)
     card = aj.record_notify(card, 0, 2)
     report = aj.insight.deadlock_report(card)
-    assert (report.stops, report.cycles, str(report)) == ((), (), "no streams can never go on")
+    assert (report.stops, report.cycles, str(report)) == ((), (), "No stream is stopped for ever.")
+
+
+def test_a_host_that_waits_for_nothing_queued(card):
+    card, _ = aj.process_report(aj.subscribe_report(card, 0, 1), -1)  # no callback was launched
+    assert int(aj.last_code(card)) == aj.Code.DEADLOCK
+    text = str(aj.insight.deadlock_report(card))
+    assert text.startswith("The call at ") and text.endswith("can never return.\nNo stream is stopped for ever.")
 
 
 def test_a_wait_with_a_timeout_stops_nobody(card):

@@ -140,11 +140,32 @@ def test_dropped_commands_have_no_end(card):
     card = fill(card, 1, 500)  # 20
     card = fill(card, 1, 500)  # 30
     card = aj.stream_abort(aj.host_work(card, 600), 1)
+    card = aj.synchronize_device(fill(aj.host_work(card, 360), 1, 500))  # 1000
     assert rows(card, "state", "start_ns", "end_ns", "dropped_ns") == [
         ("done", 10, 510, None),
         ("dropped", 510, None, 630),
         ("dropped", None, None, 630),
+        ("done", 1000, 1500, None),
     ]
+    assert rows(card, "ready_ns", "wait_reason") == [
+        (10, ""), (510, "stream order"), (None, "stream order"), (1000, "host"),
+    ]  # fmt: skip
+
+
+def test_a_lost_device_drops_everything(card):
+    card, notify = aj.create_notify(card)  # 10
+    card = aj.inject_fault(card, aj.Code.RT_AICORE_EXCEPTION)
+    card = fill(card, 1, 500)  # 20 to 520
+    card = fill(card, 1, 500)  # 30
+    card = aj.wait_and_reset_notify(card, notify, 2)  # 40
+    card = aj.synchronize_device(card)
+    assert int(aj.last_code(card)) == aj.Code.RT_AICORE_EXCEPTION
+    assert rows(card, "state", "ready_ns", "start_ns", "end_ns", "dropped_ns") == [
+        ("failed", 20, 20, 520, None),
+        ("dropped", 520, None, None, 520),  # it had just come up
+        ("dropped", 40, None, None, 520),
+    ]
+    assert aj.insight.deadlock_report(card).stops == ()
 
 
 def test_captured_commands_are_no_part_of_it(card):
