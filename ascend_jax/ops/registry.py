@@ -30,7 +30,7 @@ ALL_CORES = 2**31 - 1
 class Plan:
     """What an operator's tiling decides for one call; leaves may be traced."""
 
-    cost: Cost
+    cost: Cost  # blocks, cores and times of the launch; ``kernel_cost`` makes one
     workspace_bytes: Number
     fits: bool | jax.Array  # whether some tile fits the chip's on-chip buffers
 

@@ -145,6 +145,19 @@ def test_a_wait_for_a_record_that_was_dropped(card):
     assert report.cycles == ()
 
 
+def test_a_wait_for_a_stream_that_has_stopped_on_a_failure(card):
+    card, event = aj.create_event(card)
+    card = aj.set_stream_failure_mode(card, 1, 1)
+    card = aj.inject_fault(card, aj.Code.RT_AICPU_EXCEPTION)
+    card = aj.memset_async(card, HBM, 0, 4096, 1)
+    card = aj.record_event(card, event, 1)
+    card = aj.stream_wait_event(card, 2, event)
+    report = stuck(card, stream=2)
+    assert [stop.stream for stop in report.stops] == [2]
+    assert report.stops[0].releases[0].obstacle == "was dropped"
+    assert aj.insight.timeline(card).state().tolist() == ["queued"] * 3  # the old card is as it was
+
+
 def test_a_callback_that_its_thread_does_not_run(card):
     card = aj.launch_callback(aj.subscribe_report(card, 0, 2), 2, 7)
     (stop,) = stuck(card, stream=2).stops
