@@ -51,7 +51,7 @@ def contended(commands: int, streams: int, seed: int = 0) -> list[dict]:
         else:
             one["need"] = [{"cube": 1}, {"vector": 1}, {"cube": 1, "vector": 2}][int(rng.integers(3))]
         is_kernel = "cube" in one["need"] or "vector" in one["need"]
-        blocks = int(rng.choice([4, 8, 16, 32, 48], p=[0.3, 0.3, 0.2, 0.15, 0.05])) if is_kernel else 1
+        blocks = int(rng.choice([8, 16, 32, 48], p=[0.4, 0.3, 0.25, 0.05])) if is_kernel else 1
         one |= {
             "blocks": blocks,
             "head_ns": 3000 if is_kernel else 0,

@@ -64,10 +64,12 @@ def _byte(engine: jax.Array) -> jax.Array:
 def _packed(head: Head, blocks: jax.Array) -> tuple[jax.Array, ...]:
     """Return the units of so many blocks; more than the chip has of a resource count as ALL, or 1 copy engine."""
     engine, cores, one = bit(head.bits, Bits.ENGINE, 2), jnp.minimum(blocks, ALL), jnp.minimum(blocks, 1)
-    cube, vector = bit(head.bits, Bits.CUBE), bit(head.bits, Bits.VECTOR, 2)
+    vector = bit(head.bits, Bits.VECTOR, 2)  # 0, 1 or 2, so that a shift multiplies
+    cube_units = jnp.where(bit(head.bits, Bits.CUBE) > 0, cores, 0)
+    vector_units = jnp.where(vector > 0, cores << (vector >> 1), 0)
     if _is_packed(head):
-        return cores * (cube + (vector << 16)), jnp.where(engine > 0, one << _byte(engine), 0)
-    return cores * cube, cores * vector, *(one * (engine == number) for number in (1, 2, 3))
+        return cube_units + (vector_units << 16), jnp.where(engine > 0, one << _byte(engine), 0)
+    return cube_units, vector_units, *(one * (engine == number) for number in (1, 2, 3))
 
 
 def _taken_of(head: Head, words: list[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -91,7 +93,7 @@ def grant(capacity: jax.Array, head: Head, look: Look, held: tuple, is_idle: jax
 
     taken = [mine + sum_of_pairs(ahead, look.key, slots, claim) for mine, claim in zip(held, look.claims, strict=True)]
     cube_taken, vector_taken, engine_taken = _taken_of(head, taken)
-    vector = bit(head.bits, Bits.VECTOR, 2)  # 0, 1 or 2, so that a shift divides
+    vector = bit(head.bits, Bits.VECTOR, 2)
     limits = (
         (bit(head.bits, Bits.CUBE) > 0, capacity[Resource.CUBE] - cube_taken),
         (vector > 0, (capacity[Resource.VECTOR] - vector_taken) >> (vector >> 1)),

@@ -20,7 +20,7 @@ from ascend_jax.runtime.loop import varying_together
 from ascend_jax.runtime.rows import get_rows, put_lane_rows
 from ascend_jax.runtime.step import step
 
-LANES = 1024  # lanes of one loop: more do not fit the caches
+LANES = 512  # lanes of one loop: more do not fit the caches
 
 
 @jax.custom_batching.custom_vmap

@@ -39,15 +39,12 @@ class Outcome(NamedTuple):
     next_row: jax.Array
 
 
-def choose(
-    carry: Carry, over: jax.Array, first_over: jax.Array, first: jax.Array, is_idle: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return (what retires [B], the stream it is in as bool [S, B], who else is over [S, B])."""
-    slots = over.shape[0]
+def choose(carry: Carry, first_over: jax.Array, first: jax.Array, is_idle: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return (what retires: slot, S + slot or 2 S + slot, NOBODY for none, [B]; the stream it is in, bool [S, B])."""
+    slots = len(carry.head.row)
     chosen = jnp.minimum(first_over, jnp.where(is_idle, NOBODY, first))
     slot = chosen - jnp.where(chosen >= 2 * slots, 2 * slots, jnp.where(chosen >= slots, slots, 0))
-    is_hot = (slots_of(carry.head) == slot) & (chosen != NOBODY)
-    return chosen, is_hot, (over != NOBODY) & ~is_hot
+    return chosen, (slots_of(carry.head) == slot) & (chosen != NOBODY)
 
 
 def retired(carry: Carry, head: Head, chosen: jax.Array, is_hot: jax.Array) -> Retired:

@@ -17,6 +17,7 @@ from ascend_jax.runtime import clock
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.edge import concrete
 from ascend_jax.runtime.layout import FULL_RATE, LIMB, SHARES, TASKS, Change, Condition, Field, Kind, Resource
+from ascend_jax.runtime.loop import varying_together
 from ascend_jax.runtime.program import Program, predecessors
 
 WINDOW_NS = LIMB - 1  # int32 times stop here: at this moment or later
@@ -160,8 +161,10 @@ def _ends(pred: jax.Array, duration: jax.Array, step: Callable[..., jax.Array]) 
         end = step(_row(ends, before[0]), _row(ends, before[1]), _row(duration, row))
         return lax.dynamic_update_index_in_dim(ends, end, row, 0, allow_negative_indices=False)
 
+    unset = jnp.zeros((rows + 1, *duration.shape[1:]), duration.dtype)
+    (pred, duration), unset = varying_together((pred, duration), unset)
     with jax.named_scope("static_end"):
-        return lax.fori_loop(0, rows, body, jnp.zeros((rows + 1, *duration.shape[1:]), duration.dtype))[:rows]
+        return lax.fori_loop(0, rows, body, unset)[:rows]
 
 
 @jax.custom_vjp

@@ -9,6 +9,8 @@ N commands take about N steps.
 The stages are kept apart, and few wide arrays are carried, because a step is bound by memory traffic.
 """
 
+import jax.numpy as jnp
+
 from ascend_jax.runtime import dispatch, motion, retire
 from ascend_jax.runtime.apart import apart, over_streams
 from ascend_jax.runtime.clock import is_before
@@ -30,8 +32,10 @@ def step(tables: Tables, carry: Carry) -> Carry:
     delta_ns, now, is_stuck = apart(flag, motion.move, tables, carry, wait_ns, is_idle)
     worked, over = apart(flag, motion.work, carry, head, rate, delta_ns)
     head = head._replace(**worked)
-    chosen, is_hot, has_more = apart(flag, retire.choose, carry, over, over.min(0), first, is_idle)
+    first_over, all_over = over_streams(over, (over != NOBODY).astype(jnp.int32), least=1)
+    chosen, is_hot = apart(flag, retire.choose, carry, first_over, first, is_idle)
+    has_more = all_over > (chosen == first_over)
     retired = retire.retired(carry, head, chosen, is_hot)
     moved = (now.hi != carry.now.hi) | (now.lo != carry.now.lo)
     carry = carry._replace(head=head, now=now, instants=carry.instants + moved, is_stuck=carry.is_stuck | is_stuck)
-    return retire.retire(flag, tables, carry, retired, is_hot, has_more.any(0))
+    return retire.retire(flag, tables, carry, retired, is_hot, has_more)
