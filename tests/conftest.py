@@ -1,4 +1,4 @@
-"""Settings of every test: rank promotion raises, properties have no deadline, and compilations are kept between runs."""
+"""Settings of every test: rank promotion raises, properties have no deadline, compilations are kept between runs."""
 
 import os
 from pathlib import Path

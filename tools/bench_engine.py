@@ -82,7 +82,7 @@ def program_of(rows: list[dict], streams: int) -> Program:
 
 
 def times_for(rows: list[dict], lanes: int, seed: int = 1) -> np.ndarray:
-    """Return block times int32 [lanes, N]: those of the rows in the first lane, within a third of them in the others."""
+    """Return block times int32 [lanes, N]: those of the rows in the first lane, within a third of them elsewhere."""
     base = np.array([one["block_ns"] for one in rows])
     factor = np.random.default_rng(seed).uniform(0.67, 1.33, (lanes, len(rows)))
     factor[0] = 1
@@ -157,7 +157,8 @@ def measure_static(commands: int, streams: int, lanes: int, rounds: int) -> dict
     started = time.perf_counter()
     compiled = run.lower(pred, placed).compile()
     compile_s = time.perf_counter() - started
-    taken = seconds(compiled, jax.device_put(pred, jax.sharding.NamedSharding(mesh, spec.__class__())), placed, rounds=4 * rounds)
+    shared = jax.device_put(pred, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    taken = seconds(compiled, shared, placed, rounds=4 * rounds)
     return {"rate": lanes * commands / statistics.median(taken), "compile_s": compile_s}
 
 
@@ -179,7 +180,8 @@ def measure(commands: int, streams: int, lanes: int, rounds: int) -> dict[str, A
     expected = np.array(times).T
     if not np.array_equal(np.stack(exact["first"]), expected):
         row = int(np.argmax((np.stack(exact["first"]) != expected).any(0)))
-        raise SystemExit(f"command {row}: SimPy says {times[row]}, the engine {[int(one[row]) for one in exact['first']]}")
+        ours = [int(one[row]) for one in exact["first"]]
+        raise SystemExit(f"command {row}: SimPy says {times[row]}, the engine {ours}")
     static = measure_static(commands, streams, lanes, rounds)
     return {
         "exact_commands_per_s": exact["rate"],

@@ -150,7 +150,7 @@ def simulate(commands: list[dict], capacity: dict[str, int]) -> list[tuple[int, 
     card, passed = Card(env, capacity), [env.event() for _ in commands]
     times: list[tuple[int, int]] = [(0, 0)] * len(commands)
 
-    def stream(slot: int, rows: list[int]):  # noqa: ANN202 - a SimPy process
+    def stream(slot: int, rows: list[int]):
         for row in rows:
             command = commands[row]
             if command["depends"] >= 0:
