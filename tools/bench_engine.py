@@ -1,6 +1,6 @@
 """Measure both time engines, side by side with SimPy on the same contended program, in one process.
 
-    python tools/bench_engine.py [--lanes 2048] [--commands 256] [--streams 8] [--rounds 5] [--scaling] [--json]
+    python tools/bench_engine.py [--lanes 1024] [--commands 1024] [--streams 8] [--rounds 5] [--scaling] [--json]
 
 The exact engine and SimPy simulate 8 streams on 32 cube and 64 vector cores: kernels in blocks, mixed kernels, blocks
 that start all at once, priorities, copies on three engines, events, shared HBM and L2 rates. Every lane has its own
@@ -108,7 +108,8 @@ class Lanes:
     def compile(self, block_ns: np.ndarray) -> tuple[Any, float]:
         """Return the compiled run for this shape, and the seconds it took."""
         started = time.perf_counter()
-        compiled = self.run.lower(jax.ShapeDtypeStruct(block_ns.shape, jnp.int32, sharding=self.sharding)).compile()
+        lowered = self.run.lower(jax.ShapeDtypeStruct(block_ns.shape, jnp.int32, sharding=self.sharding))
+        compiled = lowered.compile(compiler_options={"xla_cpu_prefer_vector_width": 512})
         return compiled, time.perf_counter() - started
 
     def place(self, block_ns: np.ndarray) -> jax.Array:
@@ -215,8 +216,8 @@ def _cost_ns(commands: int, lanes: int, *, streams: int, rounds: int) -> float:
 def main() -> None:
     """Parse the flags, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lanes", type=int, default=2048, help="lanes of both engines (default %(default)s)")
-    parser.add_argument("--commands", type=int, default=256, help="commands of the program (default %(default)s)")
+    parser.add_argument("--lanes", type=int, default=1024, help="lanes of both engines (default %(default)s)")
+    parser.add_argument("--commands", type=int, default=1024, help="commands of the program (default %(default)s)")
     parser.add_argument("--streams", type=int, default=8, help="streams of the program (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default %(default)s)")
     parser.add_argument("--scaling", action="store_true", help="add the cost per command over sizes")
