@@ -9,7 +9,6 @@ import enum
 import jax
 import jax.numpy as jnp
 
-from ascend_jax.runtime import layout
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.layout import Context, Device, Event, EventKind, Stream
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
@@ -112,6 +111,3 @@ def stream_cell(card: CardState, slot: Number) -> jax.Array:
 def thread_cell(card: CardState, thread: Number) -> jax.Array:
     """Return the cell that counts the callbacks handed to a host thread."""
     return stream_cell(card, card.streams.shape[0]) + jnp.asarray(thread, jnp.int32)
-
-
-NO_HANDLE = layout.NONE
