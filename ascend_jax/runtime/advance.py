@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from ascend_jax.runtime import clock
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.drops import drop
-from ascend_jax.runtime.engine import begin, capacity_of, row_to_await, run, table_of
+from ascend_jax.runtime.engine import begin, capacity_of, orders_of, row_to_await, run
 from ascend_jax.runtime.faults import result_codes
-from ascend_jax.runtime.heads import ORDERS, Head
+from ascend_jax.runtime.heads import WORK, Head
 from ascend_jax.runtime.lanes import Carry, Tables, is_reached
 from ascend_jax.runtime.layout import (
     FOREVER_HI,
@@ -66,8 +66,9 @@ def advance(card: CardState, goal: Goal) -> tuple[CardState, Ending]:
     )
     tables, carry, is_fresh = _enter(card, goal, has_goal, limit)
     with jax.named_scope("engine"):
-        start = begin(tables, carry, is_fresh)
-        end = run(tables, start)
+        orders = orders_of(card.table.fields)
+        start = begin(orders, tables, carry, is_fresh)
+        end = run(orders, tables, start)
     card, now = _leave(card, end)
     is_late = has_goal & ~clock.is_before(now, limit) & ~is_reached(tables, end)[0]
     has_waited = has_goal & ~is_reached(tables, start)[0]
@@ -88,7 +89,6 @@ def _enter(card: CardState, goal: Goal, has_goal: jax.Array, limit: Instant) -> 
     awaited = (slots == goal.stream) | (jnp.asarray(goal.stream) == ALL_STREAMS)
     awaited |= is_own & (streams[:, Stream.CONTEXT] == goal.context)
     tables = Tables(
-        work=table_of(table.fields)[None],
         capacity=capacity_of(card.chip)[:, None],
         stops=(streams[:, Stream.STOPS] == 1)[:, None],
         is_goal=awaited[:, None],
@@ -98,12 +98,12 @@ def _enter(card: CardState, goal: Goal, has_goal: jax.Array, limit: Instant) -> 
     cell = jnp.asarray(goal.cell, jnp.int32)
     count = get_row(card.cells, jnp.maximum(cell, 0))[1]
     stopped = (streams[:, Stream.STOPS] == 1) & (streams[:, Stream.ERROR] != 0)
+    none = jnp.full((streams.shape[0], 1), rows, jnp.int32)
     head = Head(
         jnp.where(stopped | (card.device[Device.ERROR] != 0), rows, streams[:, Stream.HEAD])[:, None],
-        *[jnp.zeros_like(streams[:, :1])] * (ORDERS - 1),
+        jnp.zeros((WORK, *none.shape), jnp.int32),
         *(streams[:, column : column + 1] for column in _PROGRESS),
     )
-    none = jnp.full((streams.shape[0], 1), rows, jnp.int32)
     carry = Carry(
         head=head,
         now=Instant(card.clock[Clock.DEVICE_HI][None], card.clock[Clock.DEVICE_LO][None]),
@@ -127,8 +127,6 @@ def _enter(card: CardState, goal: Goal, has_goal: jax.Array, limit: Instant) -> 
 
 _PROGRESS = (
     Stream.KEY,
-    Stream.WAKE_HI,
-    Stream.WAKE_LO,
     Stream.START_HI,
     Stream.START_LO,
     Stream.COUNTS,
@@ -140,7 +138,7 @@ _PROGRESS = (
 
 def _leave(card: CardState, end: Carry) -> tuple[CardState, Instant]:
     """Bring what one lane has done back into the card; return it and the device's time."""
-    rows, fields, head = card.table.rows, card.table.fields, jax.tree.map(lambda x: x[:, 0], end.head)
+    rows, fields, head = card.table.rows, card.table.fields, jax.tree.map(lambda x: x[..., 0], end.head)
     times, now = end.times[0], Instant(end.now.hi[0], end.now.lo[0])
     code = result_codes(fields, times[:, Time.PHASE])
     error = jnp.where(end.failed[:, 0] == rows, 0, get_rows(code, end.failed[:, 0]))
@@ -151,14 +149,16 @@ def _leave(card: CardState, end: Carry) -> tuple[CardState, Instant]:
         Stream.HEAD: head.row,
         Stream.PENDING: jnp.where(head.row == rows, 0, last - position + 1),
         Stream.ERROR: jnp.where(old[:, Stream.ERROR] == 0, error, old[:, Stream.ERROR]),
-        **dict(zip(_PROGRESS, head[ORDERS:], strict=True)),
+        **dict(zip(_PROGRESS, head[2:], strict=True)),
     }
     streams = with_entries(old, entries)
-    is_started = head.start_hi != NONE
-    phase = jnp.where(is_started, Phase.RUNNING, jnp.where(head.key != UNREADY, Phase.READY, Phase.QUEUED))
-    marks = jnp.stack([phase, head.start_hi, head.start_lo], axis=-1)
-    shown = jnp.where((head.row == rows)[:, None], times[rows, Time.PHASE : Time.START_LO + 1], marks)
-    times = times.at[head.row, Time.PHASE : Time.START_LO + 1].set(shown, mode="promise_in_bounds")
+    phase = jnp.where(head.key != UNREADY, Phase.READY, Phase.QUEUED)
+    begun = head.has_begun
+    marks = jnp.stack(
+        [*head.ready, jnp.where(begun, Phase.RUNNING, phase), jnp.where(begun, head.start_hi, NONE), head.start_lo], -1
+    )
+    shown = jnp.where((head.row == rows)[:, None], times[rows, : Time.START_LO + 1], marks)
+    times = times.at[head.row, : Time.START_LO + 1].set(shown, mode="promise_in_bounds")
     is_lost = (end.lost[0] != rows) & (card.device[Device.ERROR] == 0)
     device = with_entries(
         card.device,

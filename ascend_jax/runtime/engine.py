@@ -4,6 +4,8 @@ Inside, lanes are an explicit axis, last where numbers are computed and first in
 over anything that runs the engine becomes more lanes of one loop.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,62 +15,83 @@ from jax import lax
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.commands import row_of
-from ascend_jax.runtime.heads import ORDERS, Bits, Head, bit, fetch, head_of, work_of
+from ascend_jax.runtime.heads import Bits, Orders, Work, bit, blocks_of, fetch, work_of
 from ascend_jax.runtime.lanes import Carry, Tables, goes_on
-from ascend_jax.runtime.layout import Field, Resource, Time
+from ascend_jax.runtime.layout import UNREADY, Field, Resource, Time
 from ascend_jax.runtime.loop import varying_together
-from ascend_jax.runtime.rows import get_rows, put_lane_rows
+from ascend_jax.runtime.rows import get_lane_rows, get_rows
 from ascend_jax.runtime.step import step
 
 LANES = 512  # lanes of one loop: more do not fit the caches
 
 
 @jax.custom_batching.custom_vmap
-def run(tables: Tables, carry: Carry) -> Carry:
-    """Step until no lane is live. Leaves with three axes have the lanes first, the others last."""
-    tables, carry = varying_together(tables, carry)
+def run(orders: Orders, tables: Tables, carry: Carry) -> Carry:
+    """Step until no lane is live. What is looked up has the lanes first, everything else last."""
+    (orders, tables), carry = varying_together((orders, tables), carry)
     with jax.numpy_rank_promotion("allow"):  # numbers of a lane meet those of its streams
-        return lax.while_loop(lambda c: c.is_live.any(), lambda c: step(tables, c), carry)
+        return lax.while_loop(lambda c: c.is_live.any(), lambda c: step(orders, tables, c), carry)
 
 
 @run.def_vmap
-def _run_batched(axis_size: int, in_batched: list, tables: Tables, carry: Carry) -> tuple[Carry, Any]:
-    arguments = jax.tree.map(lambda x, batched: _join(x, axis_size, batched), [tables, carry], list(in_batched))
-    lanes = arguments[1].is_live.shape[0]
+def _run_batched(axis_size: int, in_batched: list, orders: Orders, tables: Tables, carry: Carry) -> tuple[Carry, Any]:
+    inner = carry.is_live.shape[-1]
+    lanes = axis_size * inner
+    orders = Orders(*map(functools.partial(_spread, axis_size, inner), orders, in_batched[0]))
+    own = [tables, carry]
+    own = _each(lambda leaf, axis, batched: _join(leaf, axis, axis_size, batched), own, list(in_batched[1:]))
     blocks = next(n for n in range(-(-lanes // LANES), lanes + 1) if lanes % n == 0)
     if blocks == 1:
-        done = run(*arguments)
+        done = run(orders, *own)
     else:
-        split = jax.tree.map(lambda x: _split(x, blocks), arguments)
-        done = jax.tree.map(_rejoin, lax.map(lambda each: run(*each), split))
-    done = jax.tree.map(lambda x: _split(x, axis_size), done)
+        parts = [None if leaf.shape[0] == 1 else _split(leaf, 0, blocks) for leaf in orders]
+
+        def block(each: tuple[list, list]) -> Carry:
+            mine = (whole if part is None else part for whole, part in zip(orders, each[0], strict=True))
+            return run(Orders(*mine), *each[1])
+
+        done = lax.map(block, (parts, _each(lambda leaf, axis: _split(leaf, axis, blocks), own)))
+        done = _each(_rejoin, done)
+    done = _each(lambda leaf, axis: _split(leaf, axis, axis_size), done)
     return done, jax.tree.map(lambda _: True, done)
 
 
-def _lane_axis(ndim: int) -> int:
-    return 0 if ndim == 3 else ndim - 1
+def _spread(size: int, inner: int, leaf: jax.Array, is_batched: bool) -> jax.Array:
+    """Return orders for all lanes of a batch; a table that serves all of them stays one."""
+    if not is_batched and leaf.shape[0] == 1:
+        return leaf
+    leaf = leaf if is_batched else leaf[None]
+    return jnp.broadcast_to(leaf, (size, inner, *leaf.shape[2:])).reshape(-1, *leaf.shape[2:])
 
 
-def _join(leaf: jax.Array, size: int, is_batched: bool) -> jax.Array:
+def _each(function: Callable[..., jax.Array], tree: Any, *others: Any) -> Any:
+    """Return ``function(leaf, axis of the lanes, ...)`` of every leaf of tables and carry."""
+    names = {"times", "cells"}  # looked up row by row; where numbers are computed the lanes are last
+
+    def one(path: tuple, leaf: jax.Array, *other: Any) -> jax.Array:
+        return function(leaf, 0 if getattr(path[-1], "name", None) in names else -1, *other)
+
+    return jax.tree_util.tree_map_with_path(one, tree, *others)
+
+
+def _join(leaf: jax.Array, axis: int, size: int, is_batched: bool) -> jax.Array:
     """Turn a leading batch axis into lanes."""
-    if not is_batched:
-        leaf = jnp.broadcast_to(leaf, (size, *leaf.shape))
-    return leaf.max() if leaf.ndim == 1 else _rejoin(leaf)  # the count of steps is one for all
+    return _rejoin(leaf if is_batched else jnp.broadcast_to(leaf, (size, *leaf.shape)), axis)
 
 
-def _rejoin(leaf: jax.Array) -> jax.Array:
+def _rejoin(leaf: jax.Array, axis: int) -> jax.Array:
     if leaf.ndim == 1:
-        return leaf.max()
-    axis = _lane_axis(leaf.ndim - 1)
+        return leaf.max()  # the count of steps is one for all
+    axis %= leaf.ndim - 1
     leaf = jnp.moveaxis(leaf, 0, axis)
     return leaf.reshape(*leaf.shape[:axis], -1, *leaf.shape[axis + 2 :])
 
 
-def _split(leaf: jax.Array, size: int) -> jax.Array:
+def _split(leaf: jax.Array, axis: int, size: int) -> jax.Array:
     """Turn lanes into a leading batch axis of ``size``."""
     if leaf.ndim == 0:
         return jnp.broadcast_to(leaf, (size,))
-    axis = _lane_axis(leaf.ndim)
+    axis %= leaf.ndim
     shape = (*leaf.shape[:axis], size, -1, *leaf.shape[axis + 1 :])
     return jnp.moveaxis(leaf.reshape(shape), axis, 0)
 
@@ -87,36 +110,31 @@ def row_to_await(fields: jax.Array, sequence: jax.Array) -> jax.Array:
     return jnp.where(get_rows(fields[:, Field.SEQUENCE], row) == sequence, row, rows)
 
 
-def table_of(fields: jax.Array) -> jax.Array:
-    """Return the engine's own table of a command table, int32 [N + 1, WORK]."""
-    return work_of(fields, row_to_await(fields, fields[:, Field.DEPENDS]))
+def orders_of(fields: jax.Array) -> Orders:
+    """Return the engine's own tables of a command table, for one lane."""
+    block = Instant(fields[:, Field.BLOCK_HI], fields[:, Field.BLOCK_LO])
+    return Orders(work_of(fields, row_to_await(fields, fields[:, Field.DEPENDS]))[None], blocks_of(block)[None])
 
 
-def begin(tables: Tables, carry: Carry, is_fresh: jax.Array) -> Carry:
-    """Look up the heads of streams that the engine has not seen yet, and which lanes have anything to do.
+def begin(orders: Orders, tables: Tables, carry: Carry, is_fresh: jax.Array) -> Carry:
+    """Look up the heads, and which lanes have anything to do.
 
     Args:
-      tables: One or more lanes.
-      carry: Its ``head`` has the rows, and how far the others have come; ``cells`` have a trash row.
-      is_fresh: bool [S, B].
+      orders: All commands, for one or more lanes.
+      tables: What else is read.
+      carry: Its ``head`` has the rows, and how far those that are not fresh have come; ``cells`` have a trash row.
+      is_fresh: bool [S, B], heads that the engine has not seen yet.
     """
-    fresh = head_of(carry.head.row, *fetch(tables.work, carry.times, carry.cells, carry.head.row))
-    head = Head(
-        *fresh[:ORDERS],
-        *(jnp.where(is_fresh, new, old) for new, old in zip(fresh[ORDERS:], carry.head[ORDERS:], strict=True)),
+    head, now = carry.head, Instant(*(limb[None] for limb in carry.now))
+    words, counts = fetch(orders, carry.times, carry.cells, head.row, now)
+    seen = get_lane_rows(carry.times, head.row)
+    for word, column in ((Work.READY_HI, Time.READY_HI), (Work.READY_LO, Time.READY_LO)):
+        words = words.at[word].set(jnp.where(is_fresh, words[word], seen[..., column]))
+    is_task = bit(words[Work.BITS], Bits.TASK) == 1
+    head = head._replace(
+        words=words,
+        key=jnp.where(is_fresh, UNREADY, head.key),
+        counts=jnp.where(is_fresh | ~is_task, counts, head.counts),
     )
-    is_mark = bit(head.bits, Bits.TASK) == 0
-    head = head._replace(counts=jnp.where(is_mark, fresh.counts, head.counts))
-    carry = carry._replace(head=head, times=_stamp_ready(carry.times, carry.now, head, is_fresh))
-    is_over = ~is_mark & (head.start_hi >= 0) & (head.counts == 0)  # beside the goal of the run before
-    return carry._replace(is_live=goes_on(tables, carry, is_over.any(0)))
-
-
-def _stamp_ready(times: jax.Array, now: Instant, head: Head, is_fresh: jax.Array) -> jax.Array:
-    """Write when the new heads become ready: now, or when they are issued."""
-    rows, now = times.shape[-2] - 1, Instant(now.hi[None], now.lo[None])
-    is_later = (head.wake_hi > now.hi) | ((head.wake_hi == now.hi) & (head.wake_lo > now.lo))
-    ready = [jnp.where(is_later, wake, here) for wake, here in zip((head.wake_hi, head.wake_lo), now, strict=True)]
-    row = jnp.where(is_fresh, head.row, rows)
-    limbs = jnp.stack([limb * (row != rows) for limb in ready], -1)
-    return put_lane_rows(times, row, limbs, slice(Time.READY_HI, Time.READY_LO + 1))
+    is_over = is_task & (head.counts == 0)  # beside the goal of the run before
+    return carry._replace(head=head, is_live=goes_on(tables, carry._replace(head=head), is_over.any(0)))

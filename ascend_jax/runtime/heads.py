@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from ascend_jax.runtime.clock import Instant
+from ascend_jax.runtime.clock import Instant, later, plus
 from ascend_jax.runtime.layout import (
     CHUNK_NS,
+    FOREVER_HI,
     FULL_RATE,
-    NONE,
     TASKS,
-    UNREADY,
     WORK_CHUNK,
     Condition,
     Field,
@@ -20,61 +20,89 @@ from ascend_jax.runtime.layout import (
     Resource,
     Time,
 )
-from ascend_jax.runtime.rows import get_lane_rows
+from ascend_jax.runtime.rows import get_lane_entries, get_lane_rows
 
 
 class Work(enum.IntEnum):
     """Columns of the engine's table [N + 1, WORK]. "task | mark" share a word."""
 
     BITS = 0
-    ISSUE_HI = 1
-    ISSUE_LO = 2
-    TIMEOUT_US = 3
-    FIRST = 4  # rest of a block's work beyond its chunks | high word of the value
-    SECOND = 5  # work of the launch head | low word of the value
-    THIRD = 6  # chunks of a block's work | cell
-    FOURTH = 7  # shares, HBM + L2 << 16 | row of the command to wait for, N for none
-    BLOCKS = 8
-    NEXT = 9
+    CORES = 1  # of a block: cube cores + vector cores << 16
+    ENGINE = 2  # copy engine of a block: a bit in the byte of H2D, D2H or D2D
+    READY_HI = 3  # when it is issued; of a head, when it was issued and at the head
+    READY_LO = 4
+    TIMEOUT_HI = 5  # 0, 0: none
+    TIMEOUT_LO = 6
+    FIRST = 7  # rest of a block's work beyond its chunks, from the table of blocks | high word of the value
+    SECOND = 8  # work of the launch head | low word of the value
+    THIRD = 9  # chunks of a block's work, from the table of blocks | cell
+    FOURTH = 10  # shares, HBM + L2 << 16 | row of the command to wait for, N for none
+    BLOCKS = 11  # 0 for a mark
+    NEXT = 12  # row of the next command of the stream
 
 
 WORK = len(Work)
+
+
+class Orders(NamedTuple):
+    """All commands, as the engine sees them. One lane of a table serves all if there is only one."""
+
+    work: jax.Array  # int32 [B or 1, N + 1, WORK]
+    blocks: jax.Array  # int32 [B or 1, N + 1, 2], work of one block: chunks, rest
 
 
 class Bits(enum.IntEnum):
     """Positions in ``Work.BITS``."""
 
     TASK = 0
-    CUBE = 1
-    VECTOR = 2  # two bits
-    ENGINE = 4  # two bits: none, H2D, D2H, D2D
-    MODE = 6
-    PRIORITY = 7  # three bits
-    CONDITION = 10  # three bits
-    REACH = 13  # two bits, of a planned fault
-    CHANGE = 15  # two bits
+    MODE = 1
+    PRIORITY = 2  # three bits
+    CONDITION = 5  # three bits
+    REACH = 8  # two bits, of a planned fault
+    CHANGE = 10  # two bits
 
 
 class Head(NamedTuple):
-    """Heads of all streams, int32 [S, B]. The first ORDERS are the command's, the others how far it has come."""
+    """Heads of all streams: what they are, and how far they have come. Int32 [S, B] unless it says otherwise."""
 
     row: jax.Array  # N: the stream is empty
-    bits: jax.Array
-    timeout_us: jax.Array
-    first: jax.Array
-    second: jax.Array
-    third: jax.Array
-    fourth: jax.Array
-    following: jax.Array  # row of the next command
-    key: jax.Array  # UNREADY until it is issued
-    wake_hi: jax.Array  # when it is issued, or its deadline
-    wake_lo: jax.Array
-    start_hi: jax.Array  # NONE before the first block has started
+    words: jax.Array  # [WORK, S, B], the command's columns
+    key: jax.Array  # UNREADY until it is seen to be ready
+    start_hi: jax.Array  # of a task, once a block has started
     start_lo: jax.Array
-    counts: jax.Array  # task: blocks waiting << 16 | second group << 8 | first group; mark: 1 unless it may happen
-    chunks: jax.Array  # second group << 16 | first group
+    counts: jax.Array  # task: blocks waiting << 16 | second group << 8 | first group; mark: 0 once it may happen
+    chunks: jax.Array  # second group << 16 | first group; like the rests, of groups that run
     rest_first: jax.Array
     rest_second: jax.Array
+
+    @property
+    def is_task(self) -> jax.Array:
+        """Whether it takes time and units, bool [S, B]; if not it is a mark."""
+        return bit(self.words[Work.BITS], Bits.TASK) == 1
+
+    @property
+    def ready(self) -> Instant:
+        """When it was at the head of its stream and issued, or will be issued."""
+        return Instant(self.words[Work.READY_HI], self.words[Work.READY_LO])
+
+    @property
+    def start(self) -> Instant:
+        """When the first block of a task started; undefined before."""
+        return Instant(self.start_hi, self.start_lo)
+
+    @property
+    def deadline(self) -> Instant:
+        """When it fails unless it is over: a task counts from its start, a mark from ready; FOREVER_HI if never."""
+        wait = Instant(self.words[Work.TIMEOUT_HI], self.words[Work.TIMEOUT_LO])
+        since = Instant(*(jnp.where(self.is_task, a, b) for a, b in zip(self.start, self.ready, strict=True)))
+        counts = ((wait.hi | wait.lo) > 0) & (self.has_begun | ~self.is_task)
+        end = plus(since, wait)
+        return Instant(jnp.where(counts, end.hi, FOREVER_HI), jnp.where(counts, end.lo, 0))
+
+    @property
+    def has_begun(self) -> jax.Array:
+        """Whether a task has started a block, bool [S, B]; false for marks."""
+        return self.is_task & (groups_of(self.counts)[0] < self.words[Work.BLOCKS])
 
 
 def bit(bits: jax.Array, position: Bits, width: int = 1) -> jax.Array:
@@ -82,7 +110,9 @@ def bit(bits: jax.Array, position: Bits, width: int = 1) -> jax.Array:
     return (bits >> position) & ((1 << width) - 1)
 
 
-ORDERS = 8  # fields of Head that are the command's; the others say how far it has come
+def groups_of(counts: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return (blocks waiting, blocks in the first group, in the second) of ``Head.counts`` of tasks."""
+    return lax.shift_right_logical(counts, jnp.full_like(counts, 16)), counts & 255, (counts >> 8) & 255
 
 
 def chunks_of(block: Instant) -> tuple[jax.Array, jax.Array]:
@@ -92,12 +122,9 @@ def chunks_of(block: Instant) -> tuple[jax.Array, jax.Array]:
     return chunks - is_whole, jnp.where(is_whole, WORK_CHUNK, rest)
 
 
-def with_blocks(work: jax.Array, block: Instant) -> jax.Array:
-    """Return the engine's table with other times of one block, int32 limbs [N + 1], where a command is a task."""
-    chunks, rest = chunks_of(block)
-    column = jnp.arange(WORK)[None, :]
-    new = jnp.where(column == Work.FIRST, rest[:, None], jnp.where(column == Work.THIRD, chunks[:, None], work))
-    return jnp.where(bit(work[:, Work.BITS, None], Bits.TASK) == 1, new, work)
+def blocks_of(block: Instant) -> jax.Array:
+    """Return the engine's table of the work of one block, int32 [N + 1, 2]: chunks and rest, of limbs [N + 1]."""
+    return jnp.stack(chunks_of(block), axis=-1)
 
 
 def work_of(fields: jax.Array, has_gone: jax.Array) -> jax.Array:
@@ -110,31 +137,27 @@ def work_of(fields: jax.Array, has_gone: jax.Array) -> jax.Array:
     kind = fields[:, Field.KIND]
     is_task = jnp.isin(kind, jnp.array(TASKS))
     need = [fields[:, Field.NEED + resource] for resource in Resource]
-    engine = need[Resource.H2D] + 2 * need[Resource.D2H] + 3 * need[Resource.D2D]
     packed = (
         (is_task, Bits.TASK),
-        (need[Resource.CUBE], Bits.CUBE),
-        (need[Resource.VECTOR], Bits.VECTOR),
-        (engine, Bits.ENGINE),
         (fields[:, Field.MODE], Bits.MODE),
         (fields[:, Field.PRIORITY], Bits.PRIORITY),
         (fields[:, Field.CONDITION], Bits.CONDITION),
         (jnp.where(fields[:, Field.FAULT] != 0, fields[:, Field.REACH], 0), Bits.REACH),
         (fields[:, Field.CHANGE], Bits.CHANGE),
     )
-    chunks, rest = chunks_of(Instant(fields[:, Field.BLOCK_HI], fields[:, Field.BLOCK_LO]))
     head = jnp.minimum(fields[:, Field.HEAD_NS], CHUNK_NS - 1) * FULL_RATE
     shares = fields[:, Field.HBM_SHARE] | (fields[:, Field.L2_SHARE] << 16)
-    limbs, rest_ns = fields[:, Field.TIMEOUT_HI], fields[:, Field.TIMEOUT_LO]
-    timeout_us = limbs * 1_073_741 + (limbs * 824 + rest_ns) // 1000  # 2**30 ns are 1,073,741.824 us
     columns = {
         Work.BITS: sum(jnp.asarray(value, jnp.int32) << position for value, position in packed),
-        Work.ISSUE_HI: fields[:, Field.ISSUE_HI],
-        Work.ISSUE_LO: fields[:, Field.ISSUE_LO],
-        Work.TIMEOUT_US: jnp.where(limbs > 1999, 2**31 - 1, timeout_us),  # longer ones end after 35 minutes
-        Work.FIRST: jnp.where(is_task, rest, fields[:, Field.VALUE_HI]),
+        Work.CORES: need[Resource.CUBE] + (need[Resource.VECTOR] << 16),
+        Work.ENGINE: need[Resource.H2D] + (need[Resource.D2H] << 8) + (need[Resource.D2D] << 16),
+        Work.READY_HI: fields[:, Field.ISSUE_HI],
+        Work.READY_LO: fields[:, Field.ISSUE_LO],
+        Work.TIMEOUT_HI: fields[:, Field.TIMEOUT_HI],
+        Work.TIMEOUT_LO: fields[:, Field.TIMEOUT_LO],
+        Work.FIRST: jnp.where(is_task, 0, fields[:, Field.VALUE_HI]),
         Work.SECOND: jnp.where(is_task, head, fields[:, Field.VALUE_LO]),
-        Work.THIRD: jnp.where(is_task, chunks, fields[:, Field.CELL]),
+        Work.THIRD: jnp.where(is_task, 0, fields[:, Field.CELL]),
         Work.FOURTH: jnp.where(is_task, shares, has_gone),
         Work.BLOCKS: jnp.where(is_task, fields[:, Field.BLOCKS], 0),
         Work.NEXT: fields[:, Field.NEXT],
@@ -159,47 +182,29 @@ def has_passed(phase: jax.Array) -> jax.Array:
     return (phase >= Phase.DONE) & (phase < Phase.DROPPED)
 
 
-def fetch(work: jax.Array, times: jax.Array, cells: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Look up commands that come to the head of their streams, in tables [B, N + 1, columns].
+def fetch(orders: Orders, times: jax.Array, cells: jax.Array, row: jax.Array, now: Instant) -> tuple:
+    """Look up commands that come to the head of their streams.
 
     Args:
-      work: The engine's table.
-      times: The stamps of what has happened.
+      orders: All commands.
+      times: The stamps of what has happened, int32 [B, N + 1, len(Time)].
       cells: int32 [B, C, 2].
       row: int32 [..., B].
+      now: [B].
 
     Returns:
-      (words int32 [WORK, ..., B], what closes a mark int32 [..., B]: 1 what it depends on, 2 its cell).
+      (words int32 [WORK, ..., B], ``Head.counts`` int32 [..., B]: blocks of a task << 16; what closes a mark: 1 what it
+      depends on, 2 its cell).
     """
-    words = jnp.moveaxis(get_lane_rows(work, row), -1, 0)
-    is_mark = bit(words[Work.BITS], Bits.TASK) == 0
-    depends = jnp.where(is_mark, words[Work.FOURTH], work.shape[-2] - 1)
-    phase = get_lane_rows(times[..., Time.PHASE], depends)
-    cell = get_lane_rows(cells, jnp.maximum(jnp.where(is_mark, words[Work.THIRD], 0), 0))
+    words = jnp.moveaxis(get_lane_rows(orders.work, row), -1, 0)
+    chunks, rest = jnp.moveaxis(get_lane_rows(orders.blocks, row), -1, 0)
+    is_task = bit(words[Work.BITS], Bits.TASK) == 1
+    phase = get_lane_entries(times, jnp.where(is_task, times.shape[-2] - 1, words[Work.FOURTH]), Time.PHASE)
+    cell = get_lane_rows(cells, jnp.maximum(jnp.where(is_task, 0, words[Work.THIRD]), 0))
     value = Instant(words[Work.FIRST], words[Work.SECOND])
     met = is_met(bit(words[Work.BITS], Bits.CONDITION, 3), Instant(cell[..., 0], cell[..., 1]), value)
-    return words, ~has_passed(phase) * 1 + ~met * 2
-
-
-def head_of(row: jax.Array, words: jax.Array, closed: jax.Array) -> Head:
-    """Return a head that nothing has happened to yet; arguments as :func:`fetch` returns them."""
-    zero = jnp.zeros_like(row)
-    return Head(
-        row=row,
-        bits=words[Work.BITS],
-        timeout_us=words[Work.TIMEOUT_US],
-        first=words[Work.FIRST],
-        second=words[Work.SECOND],
-        third=words[Work.THIRD],
-        fourth=words[Work.FOURTH],
-        following=words[Work.NEXT],
-        key=zero + UNREADY,
-        wake_hi=words[Work.ISSUE_HI],
-        wake_lo=words[Work.ISSUE_LO],
-        start_hi=zero + NONE,
-        start_lo=zero,
-        counts=jnp.where(bit(words[Work.BITS], Bits.TASK) == 1, words[Work.BLOCKS] << 16, closed),
-        chunks=zero,
-        rest_first=zero,
-        rest_second=zero,
-    )
+    counts = jnp.where(is_task, words[Work.BLOCKS] << 16, ~has_passed(phase) * 1 + ~met * 2)
+    ready = later(Instant(words[Work.READY_HI], words[Work.READY_LO]), now)
+    words = words.at[Work.READY_HI : Work.READY_LO + 1].set(jnp.stack(ready))
+    words = words.at[Work.FIRST].set(jnp.where(is_task, rest, value.hi))
+    return words.at[Work.THIRD].set(jnp.where(is_task, chunks, words[Work.THIRD])), counts

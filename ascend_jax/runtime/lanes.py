@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from ascend_jax.runtime.clock import Instant, is_before
 from ascend_jax.runtime.heads import Head
@@ -15,9 +14,8 @@ NEVER = 2**31 - 1  # no time: a wait of less than LIMB counts ns, from LIMB on i
 
 
 class Tables(NamedTuple):
-    """What a run reads only. N rows, S streams, B lanes."""
+    """What a run reads only. S streams, B lanes."""
 
-    work: jax.Array  # int32 [B, N + 1, WORK], what the engine needs of a command (see ``heads``)
     capacity: jax.Array  # int32 [R, B]
     stops: jax.Array  # bool [S, B]: the stream takes no more commands after a failure
     is_goal: jax.Array  # bool [S, B]: streams that must become empty
@@ -52,11 +50,6 @@ def slots_of(head: Head) -> jax.Array:
 def is_present(carry: Carry) -> jax.Array:
     """Return which streams have a command, in lanes that go on, bool [S, B]."""
     return (carry.head.row != carry.times.shape[-2] - 1) & carry.is_live
-
-
-def groups_of(counts: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return (blocks waiting, blocks in the first group, in the second) of ``Head.counts`` of tasks."""
-    return lax.shift_right_logical(counts, jnp.full_like(counts, 16)), counts & 255, (counts >> 8) & 255
 
 
 def is_reached(tables: Tables, carry: Carry) -> jax.Array:

@@ -216,22 +216,16 @@ class Stream(enum.IntEnum):
     ERROR = 13  # code of the first failed command, sticky
     HEAD = 14  # row of the oldest unfinished command, N when empty
     KEY = 15  # order in which commands are served: priority and instant at which ready; UNREADY before
-    WAKE_HI = 16  # when it must be looked at again: its deadline; FOREVER_HI: never
-    WAKE_LO = 17
-    START_HI = 18  # NONE before the first block has started
-    START_LO = 19
-    COUNTS = 20  # blocks not started, running in the second group and in the first: 16 + 8 + 8 bits
-    CHUNKS = 21  # whole WORK_CHUNKs left per block of the second and first group: 16 + 16 bits
-    REST_FIRST = 22  # work left per block of the first group beyond the chunks
-    REST_SECOND = 23
+    START_HI = 16  # of the head, once a block has started
+    START_LO = 17
+    COUNTS = 18  # blocks not started, running in the second group and in the first: 16 + 8 + 8 bits
+    CHUNKS = 19  # whole WORK_CHUNKs left per block of the second and first group: 16 + 16 bits
+    REST_FIRST = 20  # work left per block of the first group beyond the chunks
+    REST_SECOND = 21
 
 
 UNREADY = 2**31 - 1
-FRESH_HEAD = {  # engine columns of a stream whose head command has not been looked at
-    Stream.KEY: UNREADY,
-    Stream.WAKE_HI: FOREVER_HI,
-    Stream.START_HI: NONE,
-}
+FRESH_HEAD = {Stream.KEY: UNREADY}  # engine columns of a stream whose head command has not been looked at
 
 
 class Capture(enum.IntEnum):

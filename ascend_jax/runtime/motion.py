@@ -5,20 +5,20 @@ import jax.numpy as jnp
 from jax import lax
 
 from ascend_jax.runtime.clock import Instant, is_before, until
-from ascend_jax.runtime.heads import Bits, Head, bit
-from ascend_jax.runtime.lanes import NEVER, NOBODY, Carry, Tables, groups_of, is_present, slots_of
-from ascend_jax.runtime.layout import CHUNK_NS, FOREVER_HI, LIMB, WORK_CHUNK
+from ascend_jax.runtime.heads import Head, groups_of
+from ascend_jax.runtime.lanes import NEVER, NOBODY, Carry, Tables, is_present, slots_of
+from ascend_jax.runtime.layout import CHUNK_NS, FOREVER_HI, LIMB, UNREADY, WORK_CHUNK
 from ascend_jax.runtime.share import divide
 
 
 def wait_ns(carry: Carry, head: Head, running: jax.Array, rate: jax.Array) -> jax.Array:
     """Return how long until something changes in each stream: ns, LIMB + whole limbs, or NEVER."""
     _, first, second = groups_of(head.counts)
-    present = is_present(carry)
-    wake = Instant(head.wake_hi, head.wake_lo)
-    limbs = head.wake_hi - carry.now.hi - (head.wake_lo < carry.now.lo)
+    is_unready, ready, deadline = head.key == UNREADY, head.ready, head.deadline
+    wake = Instant(*(jnp.where(is_unready, a, b) for a, b in zip(ready, deadline, strict=True)))
+    limbs = wake.hi - carry.now.hi - (wake.lo < carry.now.lo)
     away = jnp.where(limbs > 0, LIMB + jnp.minimum(limbs, LIMB - 1), until(carry.now, wake))
-    soonest = jnp.where(present & (head.wake_hi < FOREVER_HI), away, NEVER)
+    soonest = jnp.where(is_present(carry) & (wake.hi < FOREVER_HI), away, NEVER)
     for blocks, chunks, rest in zip((first, second), _chunks(head.chunks), _rests(head), strict=True):
         work = jnp.minimum(rest, rate << 22)
         left = divide(work, rate)
@@ -44,7 +44,7 @@ def work(carry: Carry, head: Head, rate: jax.Array, delta_ns: jax.Array) -> tupl
     """Let running blocks work for ``delta_ns``; return what changes of the heads, and the slots of those over."""
     done = delta_ns * rate
     counts, rests, chunks = head.counts, [], []
-    is_task = bit(head.bits, Bits.TASK) == 1
+    is_task = head.is_task
     groups = zip(groups_of(counts)[1:], _chunks(head.chunks), _rests(head), (0, 8), strict=True)
     for blocks, whole, rest, shift in groups:
         rest = rest - done
@@ -53,8 +53,7 @@ def work(carry: Carry, head: Head, rate: jax.Array, delta_ns: jax.Array) -> tupl
         counts -= jnp.where((rest <= 0) & is_task, blocks << shift, 0)
         rests.append(rest)
         chunks.append(whole - borrows)
-    present = is_present(carry)
-    is_over = present & is_task & (head.start_hi >= 0) & (counts == 0)
+    is_over = is_present(carry) & is_task & (counts == 0)
     changed = {"counts": counts, "chunks": chunks[0] | (chunks[1] << 16)}
     changed |= {"rest_first": rests[0], "rest_second": rests[1]}
     return changed, jnp.where(is_over, slots_of(head), NOBODY)

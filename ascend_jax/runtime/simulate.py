@@ -11,7 +11,7 @@ from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.edge import concrete
 from ascend_jax.runtime.engine import begin, capacity_of, run
 from ascend_jax.runtime.faults import result_codes
-from ascend_jax.runtime.heads import Head, with_blocks, work_of
+from ascend_jax.runtime.heads import WORK, Head, Orders, blocks_of, work_of
 from ascend_jax.runtime.lanes import Carry, Tables
 from ascend_jax.runtime.layout import FOREVER_HI, NONE, Field, Kind, Phase, Time
 from ascend_jax.runtime.program import Program, nothing
@@ -67,11 +67,11 @@ def _simulate(program: Program, chip: ChipSpec, block: Instant | None, *, cells:
     stream = jnp.where(is_command, fields[:, Field.STREAM], streams)
     first = jnp.full(streams + 1, rows, jnp.int32).at[stream].min(number)[:streams, None]
     zero, lane = jnp.zeros((streams, 1), jnp.int32), jnp.zeros(1, jnp.int32)
-    work = work_of(fields, depends)
-    if block is not None:
-        work = with_blocks(work, Instant(*(jnp.append(limb, 0) for limb in block)))
+    if block is None:
+        block = Instant(program.fields[:, Field.BLOCK_HI], program.fields[:, Field.BLOCK_LO])
+    blocks = blocks_of(Instant(*(jnp.append(limb, 0) for limb in block)))
+    orders = Orders(work_of(fields, depends)[None], blocks[None])
     tables = Tables(
-        work=work[None],
         capacity=capacity_of(chip)[:, None],
         stops=jnp.full((streams, 1), stops),
         is_goal=zero == 0,
@@ -81,7 +81,7 @@ def _simulate(program: Program, chip: ChipSpec, block: Instant | None, *, cells:
     phase = jnp.where(is_command, Phase.QUEUED, Phase.EMPTY).at[rows].set(Phase.DONE)
     times = jnp.zeros((rows + 1, len(Time)), jnp.int32).at[:, Time.PHASE].set(phase)
     carry = Carry(
-        head=Head(first, *[zero] * (len(Head._fields) - 1)),
+        head=Head(first, jnp.zeros((WORK, streams, 1), jnp.int32), *[zero] * (len(Head._fields) - 2)),
         now=Instant(lane, lane),
         instants=lane,
         retired=lane,
@@ -96,7 +96,7 @@ def _simulate(program: Program, chip: ChipSpec, block: Instant | None, *, cells:
         cells=jnp.zeros((1, cells + 1, 2), jnp.int32),
         steps=jnp.int32(0),
     )
-    end = run(tables, begin(tables, carry, zero == 0))
+    end = run(orders, tables, begin(orders, tables, carry, zero == 0))
     return _schedule(fields, end, rows)
 
 

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 from ascend_jax.runtime import dispatch, motion, retire
 from ascend_jax.runtime.apart import apart, over_streams
 from ascend_jax.runtime.clock import is_before
+from ascend_jax.runtime.heads import Orders
 from ascend_jax.runtime.lanes import NOBODY, Carry, Tables
 from ascend_jax.runtime.share import pace
 
 
-def step(tables: Tables, carry: Carry) -> Carry:
+def step(orders: Orders, tables: Tables, carry: Carry) -> Carry:
     """Do one step in every live lane."""
     flag = carry.steps >= 0
     look = apart(flag, dispatch.look, tables, carry)
@@ -26,16 +27,15 @@ def step(tables: Tables, carry: Carry) -> Carry:
     is_idle = carry.is_live & (first == NOBODY) & is_before(carry.now, tables.limit)
     granted = apart(flag, dispatch.grant, tables.capacity, carry.head, look, held, is_idle)
     begun, running = apart(flag, dispatch.begin, carry, look, granted)
-    head = carry.head._replace(key=look.key, **begun)
-    rate = pace(flag, running, head.fourth)
+    head = carry.head._replace(**begun)
+    rate = pace(flag, running, head)
     wait_ns = apart(flag, motion.wait_ns, carry, head, running, rate).min(0)
     delta_ns, now, is_stuck = apart(flag, motion.move, tables, carry, wait_ns, is_idle)
     worked, over = apart(flag, motion.work, carry, head, rate, delta_ns)
     head = head._replace(**worked)
     first_over, all_over = over_streams(over, (over != NOBODY).astype(jnp.int32), least=1)
-    chosen, is_hot = apart(flag, retire.choose, carry, first_over, first, is_idle)
-    has_more = all_over > (chosen == first_over)
-    retired = retire.retired(carry, head, chosen, is_hot)
+    chosen = jnp.minimum(first_over, jnp.where(is_idle, NOBODY, first))
+    retired = apart(flag, retire.choose, tables, carry, head, chosen)
     moved = (now.hi != carry.now.hi) | (now.lo != carry.now.lo)
     carry = carry._replace(head=head, now=now, instants=carry.instants + moved, is_stuck=carry.is_stuck | is_stuck)
-    return retire.retire(flag, tables, carry, retired, is_hot, has_more)
+    return retire.retire(flag, orders, tables, carry, retired, all_over > (chosen == first_over))
