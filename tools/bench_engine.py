@@ -25,6 +25,7 @@ from simpy_card import simulate as simpy_simulate
 
 import ascend_jax as aj
 from ascend_jax.runtime.clock import Instant
+from ascend_jax.runtime.edge import QUICK_TO_RUN
 from ascend_jax.runtime.layout import Field, Kind, Resource
 from ascend_jax.runtime.program import Program, nothing, numbered
 from ascend_jax.runtime.simulate import simulate
@@ -109,7 +110,7 @@ class Lanes:
         """Return the compiled run for this shape, and the seconds it took."""
         started = time.perf_counter()
         lowered = self.run.lower(jax.ShapeDtypeStruct(block_ns.shape, jnp.int32, sharding=self.sharding))
-        compiled = lowered.compile(compiler_options={"xla_cpu_prefer_vector_width": 512})
+        compiled = lowered.compile(compiler_options=QUICK_TO_RUN)
         return compiled, time.perf_counter() - started
 
     def place(self, block_ns: np.ndarray) -> jax.Array:

@@ -22,6 +22,7 @@ def apart(flag: jax.Array, function: Callable[..., T], *args: object) -> T:
       function: Pure function of arrays.
       *args: Its arguments.
     """
+    function = jax.jit(function, inline=True)  # so that it is traced once and not for its shapes and its values
     shapes = jax.eval_shape(function, *args)
     leaf = next(leaf for leaf in jax.tree.leaves(args) if isinstance(leaf, jax.Array))
     zero = leaf.ravel()[0].astype(jnp.int32) & 0  # from data: under shard_map it must vary as the results do

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.runtime.clock import Instant
-from ascend_jax.runtime.edge import concrete
+from ascend_jax.runtime.edge import QUICK_TO_RUN, compiled, concrete
 from ascend_jax.runtime.engine import begin, capacity_of, run
 from ascend_jax.runtime.faults import result_codes
 from ascend_jax.runtime.heads import WORK, Head, Orders, blocks_of, work_of
@@ -49,10 +49,9 @@ def simulate(
       ValueError: A mark uses a cell that is not there; this is not seen while the program is traced.
     """
     _check_cells(program, cells)
-    return _simulate(program, chip, block, cells=cells, stops=stops)
+    return _compiled(program, chip, block, cells=cells, stops=stops)
 
 
-@jax.jit(static_argnames=("cells", "stops"))
 def _simulate(program: Program, chip: ChipSpec, block: Instant | None, *, cells: int, stops: bool) -> Schedule:
     batch = program.fields.ndim - 2, chip.values.ndim - 1, 0 if block is None else block.lo.ndim - 1
     if max(batch) > 0:
@@ -98,6 +97,9 @@ def _simulate(program: Program, chip: ChipSpec, block: Instant | None, *, cells:
     )
     end = run(orders, tables, begin(orders, tables, carry, zero == 0))
     return _schedule(fields, end, rows)
+
+
+_compiled = compiled(_simulate, QUICK_TO_RUN, static_argnames=("cells", "stops"))
 
 
 def _schedule(fields: jax.Array, end: Carry, rows: int) -> Schedule:
