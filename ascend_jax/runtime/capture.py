@@ -169,10 +169,9 @@ def _forget(card: CardState, found: Recording, is_wanted: jax.Array) -> CardStat
         row = row_of(fields, jnp.maximum(sequence, 0))
         return (sequence != NONE) & get_rows(is_gone, row) & (get_rows(fields, row)[:, Field.SEQUENCE] == sequence)
 
-    record, wait = card.events[:, Event.RECORD], card.events[:, Event.WAIT]
+    record = card.events[:, Event.RECORD]
     events = {
         Event.RECORD: jnp.where(is_inside(record), NONE, record),
-        Event.WAIT: jnp.where(is_inside(wait), NONE, wait),
         Event.CAPTURED: jnp.where(is_inside(record), 0, card.events[:, Event.CAPTURED]),
     }
     free = {Stream.CAPTURE: Capture.NONE, Stream.CAPTURE_MODE: 0, Stream.CAPTURE_THREAD: 0}

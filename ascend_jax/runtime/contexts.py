@@ -9,9 +9,9 @@ from ascend_jax.runtime import layout
 from ascend_jax.runtime.advance import Goal
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import answer
-from ascend_jax.runtime.drops import remove_streams, vacate
+from ascend_jax.runtime.drops import remove_streams
 from ascend_jax.runtime.edge import Site, stage, verb
-from ascend_jax.runtime.handles import find, free_slot, handle_of, has_context
+from ascend_jax.runtime.handles import find, free_slot, handle_of, has_context, vacate
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Context, Device, Event, Stream, Thread
 from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, with_entries
@@ -44,9 +44,8 @@ def remove_contexts(card: CardState, is_gone: jax.Array) -> CardState:
 
     own = belongs(card.streams[:-1], Stream.ALIVE, Stream.CONTEXT)
     card = remove_streams(card, jnp.concatenate([own, jnp.zeros(1, bool)]))
-    unused = with_entries(jnp.zeros(len(Event), jnp.int32), {Event.RECORD: layout.NONE, Event.WAIT: layout.NONE})
-    events = vacate(card.events, belongs(card.events, Event.ALIVE, Event.CONTEXT), unused, Event)
-    closed = with_entries(jnp.zeros(len(Context), jnp.int32), {Context.STREAM: layout.NONE})
+    events = vacate(card.events, belongs(card.events, Event.ALIVE, Event.CONTEXT), layout.UNUSED_EVENT, Event)
+    closed = {Context.STREAM: layout.NONE}
 
     def without(current: jax.Array) -> jax.Array:
         return jnp.where((current >= 0) & get_rows(is_gone, jnp.maximum(current, 0)), layout.NONE, current)

@@ -1,7 +1,6 @@
 """Taking away: commands that will never run, and objects whose slots are given back. Everything goes by masks."""
 
 import dataclasses
-import enum
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ from jax import lax
 
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.commands import is_pending
-from ascend_jax.runtime.handles import GENERATIONS, master_of
+from ascend_jax.runtime.handles import master_of, vacate
 from ascend_jax.runtime.layout import Clock, Effect, Field, Phase, Stream, Time
 from ascend_jax.runtime.rows import Number, get_rows, with_entries
 from ascend_jax.runtime.state import CardState
@@ -51,19 +50,10 @@ def _drop_rows(card: CardState, is_gone: jax.Array) -> CardState:
     return dataclasses.replace(card, table=table)
 
 
-def vacate(table: jax.Array, is_gone: jax.Array, fresh: jax.Array, columns: type[enum.IntEnum]) -> jax.Array:
-    """Return ``table`` with some slots as ``fresh``, not alive and one generation on, so that old handles are wrong."""
-    generation = (table[:, columns["GENERATION"]] + 1) & (GENERATIONS - 1)
-    empty = jnp.broadcast_to(fresh, table.shape)
-    empty = with_entries(empty, {columns["ALIVE"]: 0, columns["GENERATION"]: generation})
-    return jnp.where(is_gone[:, None], empty, table)
-
-
-def fresh_stream(card: CardState) -> jax.Array:
-    """Return the row of a stream slot that nobody has used, int32 [len(Stream)]."""
-    columns = dict(layout.FRESH_HEAD) | {Stream.REPORTER: layout.NONE}
-    columns |= {Stream.HEAD: card.table.rows, Stream.LAST: card.table.rows}
-    return with_entries(jnp.zeros(len(Stream), jnp.int32), columns)
+def fresh_stream(card: CardState) -> dict[Stream, Number]:
+    """Return the columns of a stream slot that nobody has used; the others are 0."""
+    rows = {Stream.HEAD: card.table.rows, Stream.LAST: card.table.rows}
+    return {**layout.FRESH_HEAD, Stream.REPORTER: layout.NONE, **rows}
 
 
 def remove_streams(card: CardState, is_gone: jax.Array) -> CardState:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import is_pending, row_of
-from ascend_jax.runtime.handles import free_slot, give_back, handle_of, has_context
+from ascend_jax.runtime.handles import free_slot, handle_of, has_context, vacate
 from ascend_jax.runtime.layout import Change, Condition, Device, Event, EventKind, Field, Phase, Time
 from ascend_jax.runtime.rows import Number, get_row, put_if, put_rows, with_entries
 from ascend_jax.runtime.state import CardState
@@ -114,7 +114,6 @@ def take(card: CardState, flag: Number, kind: EventKind) -> tuple[CardState, jax
         Event.KIND: kind,
         Event.FLAGS: flag,
         Event.RECORD: layout.NONE,
-        Event.WAIT: layout.NONE,
         Event.CAPTURED: 0,
     }
     entry = with_entries(get_row(card.events, row), columns)
@@ -126,5 +125,5 @@ def take(card: CardState, flag: Number, kind: EventKind) -> tuple[CardState, jax
 
 def put_back(card: CardState, row: jax.Array, code: jax.Array) -> CardState:
     """Return the card without the event or notify in ``row``, if ``code`` is 0."""
-    fresh = with_entries(jnp.zeros(len(Event), jnp.int32), {Event.RECORD: layout.NONE, Event.WAIT: layout.NONE})
-    return dataclasses.replace(card, events=give_back(card.events, row, code == Code.SUCCESS, fresh, Event))
+    is_gone = (jnp.arange(card.events.shape[0]) == row) & (code == Code.SUCCESS)
+    return dataclasses.replace(card, events=vacate(card.events, is_gone, layout.UNUSED_EVENT, Event))

@@ -79,6 +79,7 @@ def _place(card: CardState, program: Program, slot: jax.Array) -> tuple[Place, j
     slots, is_new, slots_code = _slots(card, is_used & (streams > 0), slot)
     entry = get_rows(card.streams, slots)
     opened: dict[Any, Number] = {
+        **fresh_stream(card),
         Stream.ALIVE: 1,
         Stream.GENERATION: entry[:, Stream.GENERATION] | HIDDEN,
         Stream.CONTEXT: card.device[Device.CONTEXT],
@@ -87,7 +88,7 @@ def _place(card: CardState, program: Program, slot: jax.Array) -> tuple[Place, j
         Stream.ERROR: entry[:, Stream.ERROR],
     }
     is_idle = is_used & (streams > 0) & (entry[:, Stream.PENDING] == 0)
-    fresh = with_entries(jnp.broadcast_to(fresh_stream(card), entry.shape), opened)
+    fresh = with_entries(jnp.zeros_like(entry), opened)
     place = Place(
         commands=is_command.sum(dtype=jnp.int32),
         row=row_of(card.table.fields, first + jnp.arange(program.rows, dtype=jnp.int32)),

@@ -5,13 +5,15 @@ first object of a slot has its slot number as handle.
 """
 
 import enum
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.layout import Context, Device, Event, EventKind, Stream
-from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
+from ascend_jax.runtime.rows import Number, get_row, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
 
@@ -55,12 +57,20 @@ def free_slot(alive: jax.Array) -> tuple[jax.Array, jax.Array]:
     return get_row(alive, slot) == 0, slot.astype(jnp.int32)
 
 
-def give_back(
-    table: jax.Array, slot: Number, is_wanted: jax.Array, fresh: jax.Array, columns: type[enum.IntEnum]
+def vacate(
+    table: jax.Array, is_gone: jax.Array, unused: Mapping[Any, Number], columns: type[enum.IntEnum]
 ) -> jax.Array:
-    """Return ``table`` with ``slot`` as ``fresh``, not alive, one generation on, where that is wanted."""
-    generation = (get_row(table, slot)[columns["GENERATION"]] + 1) & (GENERATIONS - 1)
-    return put_if(is_wanted, table, slot, with_entries(fresh, {columns["ALIVE"]: 0, columns["GENERATION"]: generation}))
+    """Return ``table`` with some slots (bool [slots]) unused, not alive, one generation on: old handles are wrong.
+
+    Args:
+      table: int32 [slots, columns].
+      is_gone: Which slots.
+      unused: What the columns of an unused slot hold unless 0.
+      columns: The table's columns.
+    """
+    generation = (table[:, columns["GENERATION"]] + 1) & (GENERATIONS - 1)
+    empty = with_entries(jnp.zeros_like(table), {**unused, columns["GENERATION"]: generation})
+    return jnp.where(is_gone[:, None], empty, table)
 
 
 def has_context(card: CardState) -> jax.Array:

@@ -207,21 +207,20 @@ class Stream(enum.IntEnum):
     FLAGS = 4
     STOPS = 5  # failure mode: 1 = takes no more commands after one has failed
     REPORTER = 6  # host thread that serves its callbacks, or NONE
-    POSTED = 7  # callbacks launched so far
-    CAPTURE = 8  # 0, or a Capture
-    CAPTURE_MODE = 9
-    CAPTURE_THREAD = 10
-    LAST = 11  # row of the newest command, N when empty
-    PENDING = 12  # commands not finished yet
-    ERROR = 13  # code of the first failed command, sticky
-    HEAD = 14  # row of the oldest unfinished command, N when empty
-    KEY = 15  # order in which commands are served: priority and instant at which ready; UNREADY before
-    START_HI = 16  # of the head, once a block has started
-    START_LO = 17
-    COUNTS = 18  # blocks not started, running in the second group and in the first: 16 + 8 + 8 bits
-    CHUNKS = 19  # whole WORK_CHUNKs left per block of the second and first group: 16 + 16 bits
-    REST_FIRST = 20  # work left per block of the first group beyond the chunks
-    REST_SECOND = 21
+    CAPTURE = 7  # 0, or a Capture
+    CAPTURE_MODE = 8
+    CAPTURE_THREAD = 9
+    LAST = 10  # row of the newest command, N when empty
+    PENDING = 11  # commands not finished yet
+    ERROR = 12  # code of the first failed command, sticky
+    HEAD = 13  # row of the oldest unfinished command, N when empty
+    KEY = 14  # order in which commands are served: priority and instant at which ready; UNREADY before
+    START_HI = 15  # of the head, once a block has started
+    START_LO = 16
+    COUNTS = 17  # blocks not started, running in the second group and in the first: 16 + 8 + 8 bits
+    CHUNKS = 18  # whole WORK_CHUNKs left per block of the second and first group: 16 + 16 bits
+    REST_FIRST = 19  # work left per block of the first group beyond the chunks
+    REST_SECOND = 20
 
 
 UNREADY = 2**31 - 1
@@ -254,8 +253,10 @@ class Event(enum.IntEnum):
     KIND = 3
     FLAGS = 4
     RECORD = 5  # sequence number of the latest record, NONE before the first
-    WAIT = 6  # sequence number of the latest wait
-    CAPTURED = 7  # 1: that record belongs to a capture
+    CAPTURED = 6  # 1: that record belongs to a capture
+
+
+UNUSED_EVENT = {Event.RECORD: NONE}  # columns of an event slot that nobody has
 
 
 class Context(enum.IntEnum):

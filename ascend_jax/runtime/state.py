@@ -164,7 +164,7 @@ def init(
     streams = _filled(max_streams + 1, dict(layout.FRESH_HEAD) | {Stream.REPORTER: layout.NONE}, len(Stream))
     streams[:, [Stream.HEAD, Stream.LAST]] = max_commands
     streams[[0, max_streams], Stream.ALIVE] = 1  # the default stream, and the host's own
-    events = _filled(max_events + max_notifies, {Event.RECORD: layout.NONE, Event.WAIT: layout.NONE}, len(Event))
+    events = _filled(max_events + max_notifies, layout.UNUSED_EVENT, len(Event))
     contexts = _filled(max_contexts, {Context.STREAM: layout.NONE}, len(Context))
     contexts[0] = (1, 0, 0)  # the primary context with the default stream
     threads = _filled(max_threads, {Thread.CONTEXT: layout.NONE}, len(Thread))

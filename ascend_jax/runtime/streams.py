@@ -51,6 +51,7 @@ def open_stream(
     default = get_row(card.contexts, context)[Context.STREAM]
     is_stopping = get_row(card.streams, jnp.maximum(default, 0))[Stream.STOPS]
     columns: dict[Any, Number] = {
+        **fresh_stream(card),
         Stream.ALIVE: 1,
         Stream.GENERATION: old[Stream.GENERATION],
         Stream.CONTEXT: context,
@@ -58,7 +59,7 @@ def open_stream(
         Stream.FLAGS: flags,
         Stream.STOPS: jnp.where(default == layout.NONE, CONTINUE_ON_FAILURE, is_stopping),
     }
-    streams = put_if(is_wanted, card.streams, slot, with_entries(fresh_stream(card), columns))
+    streams = put_if(is_wanted, card.streams, slot, with_entries(jnp.zeros_like(old), columns))
     return dataclasses.replace(card, streams=streams)
 
 
