@@ -7,24 +7,16 @@ import pytest
 
 import ascend_jax as aj
 from ascend_jax.runtime.layout import NONE, Clock, Field, Kind, Phase, Time
+from tests.runtime.cards import HBM, MARK_COSTS, MARK_SIZES, card_of, code
 
-COSTS = {
-    "host_copy_enqueue_ns": 10, "host_malloc_ns": 10, "host_stream_create_ns": 10, "host_event_ns": 10,
-    "host_sync_ns": 20, "copy_latency_ns": 100, "d2d_bytes_per_s": 1e9,
-}  # fmt: skip
-SIZES = {
-    "max_streams": 4, "max_events": 3, "max_notifies": 2, "max_values": 2, "max_threads": 3, "max_commands": 32,
-    "max_blocks": 4, "hbm_backing_bytes": 0, "host_backing_bytes": 64,
-}  # fmt: skip
 WRONG = aj.Code.RT_PARAM_INVALID
-HBM = (2 << 20) // 64
 WORKER = 1
 
 
 @pytest.fixture(scope="module")
 def card():
     """Streams 1 and 2, both served by thread 0, and a second thread; both stand at 30."""
-    card = aj.init(aj.chip("Ascend910B2").replace(**COSTS), **SIZES)
+    card = card_of(MARK_COSTS, MARK_SIZES)
     card, pointer = aj.malloc(card, 1 << 20)
     assert int(pointer) == HBM
     for stream in (1, 2):
@@ -39,10 +31,6 @@ def card():
 def fill(card, stream, ns):
     """Queue a task of ``ns``: 100 ns and a byte per ns on the one engine for fills. The call takes 10 ns."""
     return aj.memset_async(card, HBM, 0, ns - 100, stream)
-
-
-def code(card):
-    return int(aj.last_code(card))
 
 
 def starts(card, kind):
@@ -224,7 +212,7 @@ def test_a_callback_keeps_its_row_until_it_has_run(card):
 
 
 def test_bringing_memory_up_to_date_runs_no_callback():
-    card = aj.init(aj.chip("Ascend910B2").replace(**COSTS), **SIZES | {"hbm_backing_bytes": 8192})
+    card = card_of(MARK_COSTS, MARK_SIZES, hbm_backing_bytes=8192)
     card = aj.launch_callback(aj.subscribe_report(card, 0, 0), 0, 7, is_blocking=False)
     card, number = aj.process_report(aj.synchronize_device(card), -1)
     assert int(number) == 7

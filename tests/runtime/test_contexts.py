@@ -5,22 +5,15 @@ import numpy as np
 import pytest
 
 import ascend_jax as aj
+from tests.runtime.cards import HOST_COSTS, HOST_SIZES, answer, card_of, code
 
-COSTS = {
-    "host_copy_enqueue_ns": 10, "host_malloc_ns": 10, "host_stream_create_ns": 10, "host_event_ns": 10,
-    "host_sync_ns": 10, "copy_latency_ns": 20, "h2d_bytes_per_s": 1e9, "d2h_bytes_per_s": 1e9, "d2d_bytes_per_s": 4e9,
-}  # fmt: skip
-SIZES = {  # as in the other tests of contexts, threads, streams and devices, which then share what is compiled
-    "max_streams": 5, "max_events": 2, "max_notifies": 2, "max_contexts": 3, "max_threads": 3, "max_commands": 16,
-    "max_blocks": 4, "hbm_backing_bytes": 0, "host_backing_bytes": 4096,
-}  # fmt: skip
 FILL_NS, COPY_NS = 1000, 500  # of the two calls below
 NO_CONTEXT, NO_STREAM, WRONG = aj.Code.RT_CONTEXT_NULL, aj.Code.RT_STREAM_CONTEXT, aj.Code.RT_PARAM_INVALID
 
 
 @pytest.fixture(scope="module")
 def card():
-    return aj.init(aj.chip("Ascend910B2").replace(**COSTS), **SIZES)
+    return card_of(HOST_COSTS, HOST_SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +34,11 @@ def copy(card, device, host, stream):
     return aj.memcpy_async(card, device, host, 480, stream)
 
 
-def code(card):
-    return int(aj.last_code(card))
-
-
-def answer(result):
-    """Return (code, value) of a call that returns a card and a value."""
-    return code(result[0]), int(result[1])
-
-
 def test_a_fresh_card_has_its_primary_context_current(card):
     card, context = aj.get_context(card)
     assert code(card) == 0 and int(context) != -1
     assert answer(aj.current_default_stream(card)) == (0, 0)
-    assert answer(aj.stream_available_count(card)) == (0, SIZES["max_streams"] - 1)
+    assert answer(aj.stream_available_count(card)) == (0, HOST_SIZES["max_streams"] - 1)
 
 
 def test_a_new_context_is_current_and_counts_a_stream(card):
@@ -62,7 +46,7 @@ def test_a_new_context_is_current_and_counts_a_stream(card):
     card, context = aj.create_context(card)
     assert code(card) == 0 and aj.host_time_ns(card) == 10
     assert int(aj.get_context(card)[1]) == int(context) != int(primary)
-    assert answer(aj.stream_available_count(card)) == (0, SIZES["max_streams"] - 2)
+    assert answer(aj.stream_available_count(card)) == (0, HOST_SIZES["max_streams"] - 2)
     _, default = aj.current_default_stream(card)
     assert int(default) != 0
     card = aj.set_context(card, primary)
@@ -190,7 +174,7 @@ def test_destroying_waits_for_the_streams_of_that_context_only(loaded):
     card = aj.destroy_context(card, context)
     assert code(card) == 0 and aj.host_time_ns(card) == 560 + COPY_NS
     assert code(aj.synchronize_stream(card, stream)) == NO_STREAM
-    assert answer(aj.stream_available_count(card)) == (0, SIZES["max_streams"] - 2)
+    assert answer(aj.stream_available_count(card)) == (0, HOST_SIZES["max_streams"] - 2)
     assert answer(aj.stream_query(card, more)) == (0, 1)
     card = aj.synchronize_device(card)
     assert aj.host_time_ns(card) == 1030 + FILL_NS
@@ -207,7 +191,7 @@ def test_events_go_with_their_context(card):
     card = aj.destroy_context(aj.set_context(card, primary), context)
     assert code(aj.record_event(card, gone, 0)) == WRONG
     assert code(aj.record_event(card, kept, 0)) == 0
-    for _ in range(SIZES["max_events"] - 1):
+    for _ in range(HOST_SIZES["max_events"] - 1):
         card, event = aj.create_event(card)
         assert code(card) == 0 and int(event) != int(gone)
 
@@ -236,7 +220,7 @@ def test_a_context_that_can_never_finish_stays(loaded):
 
 def test_tables_are_finite_and_slots_come_back(card):
     made = []
-    for _ in range(SIZES["max_contexts"] - 1):
+    for _ in range(HOST_SIZES["max_contexts"] - 1):
         card, context = aj.create_context(card)
         made.append(int(context))
         assert code(card) == 0
@@ -245,7 +229,7 @@ def test_tables_are_finite_and_slots_come_back(card):
     card = aj.destroy_context(card, made[0])
     card, _ = aj.create_context(card)
     assert code(card) == 0
-    for _ in range(SIZES["max_streams"] - SIZES["max_contexts"]):
+    for _ in range(HOST_SIZES["max_streams"] - HOST_SIZES["max_contexts"]):
         card, _ = aj.create_stream(card)
     assert answer(aj.create_stream(card)) == (aj.Code.RESOURCE_ALLOC_FAIL, -1)
     card = aj.destroy_context(card, made[1])

@@ -6,15 +6,8 @@ import numpy as np
 import pytest
 
 import ascend_jax as aj
+from tests.runtime.cards import HOST_COSTS, HOST_SIZES, card_of, code
 
-COSTS = {
-    "host_copy_enqueue_ns": 10, "host_malloc_ns": 10, "host_stream_create_ns": 10, "host_event_ns": 10,
-    "host_sync_ns": 10, "copy_latency_ns": 20, "h2d_bytes_per_s": 1e9, "d2h_bytes_per_s": 1e9, "d2d_bytes_per_s": 4e9,
-}  # fmt: skip
-SIZES = {  # as in the other tests of contexts, threads, streams and devices, which then share what is compiled
-    "max_streams": 5, "max_events": 2, "max_notifies": 2, "max_contexts": 3, "max_threads": 3, "max_commands": 16,
-    "max_blocks": 4, "hbm_backing_bytes": 0, "host_backing_bytes": 4096,
-}  # fmt: skip
 FILL_NS = 1000
 NO_CONTEXT, NO_STREAM, WRONG = aj.Code.RT_CONTEXT_NULL, aj.Code.RT_STREAM_CONTEXT, aj.Code.RT_PARAM_INVALID
 ABORTED = aj.Code.RT_DEVICE_TASK_ABORT
@@ -22,7 +15,7 @@ ABORTED = aj.Code.RT_DEVICE_TASK_ABORT
 
 @pytest.fixture(scope="module")
 def card():
-    return aj.init(aj.chip("Ascend910B2").replace(**COSTS), **SIZES)
+    return card_of(HOST_COSTS, HOST_SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +30,6 @@ def kit(card):
 def fill(card, device, stream, value=0):
     """Queue a fill of 3920 bytes: 20 ns and 3920 / 4 ns on the one engine for fills."""
     return aj.memset_async(card, device, value, 3920, stream)
-
-
-def code(card):
-    return int(aj.last_code(card))
 
 
 def test_users_are_counted(card):
@@ -90,7 +79,7 @@ def test_a_reset_takes_everything_but_pinned_memory(kit):
     card = aj.set_device(card)
     _, new = aj.get_context(card)
     assert int(new) != int(primary)
-    assert int(aj.stream_available_count(card)[1]) == SIZES["max_streams"] - 1
+    assert int(aj.stream_available_count(card)[1]) == HOST_SIZES["max_streams"] - 1
     assert code(fill(card, device, 0)) == WRONG  # the block is gone
     assert code(aj.synchronize_stream(card, stream)) == NO_STREAM
     assert code(aj.record_event(card, event, 0)) == WRONG
@@ -110,7 +99,7 @@ def test_a_reset_by_one_of_two_users_takes_nothing(kit):
 
 
 def test_a_reset_waits_and_a_forced_one_drops():
-    card = aj.init(aj.chip("Ascend910B2").replace(**COSTS), **SIZES | {"hbm_backing_bytes": 1 << 14})
+    card = card_of(HOST_COSTS, HOST_SIZES, hbm_backing_bytes=1 << 14)
     card, device = aj.malloc(card, 8000)
     card, host = aj.malloc_host(card, 4096)
     card = fill(card, device, 0, 7)  # 30 .. 1030
@@ -141,12 +130,12 @@ def test_a_context_can_be_made_without_setting_the_device(card):
     card, _ = aj.create_context(card)
     assert code(card) == 0
     # the device's own default stream keeps its place
-    assert int(aj.stream_available_count(card)[1]) == SIZES["max_streams"] - 2
+    assert int(aj.stream_available_count(card)[1]) == HOST_SIZES["max_streams"] - 2
     card, stream = aj.create_stream(card)
     assert code(aj.synchronize_stream(card, stream)) == 0
     assert int(aj.primary_context_state(card)) == 0
     card = aj.set_device(card)
-    assert code(card) == 0 and int(aj.stream_available_count(card)[1]) == SIZES["max_streams"] - 3
+    assert code(card) == 0 and int(aj.stream_available_count(card)[1]) == HOST_SIZES["max_streams"] - 3
 
 
 def test_an_abort_drops_everything_and_a_reset_recovers(kit):
@@ -193,7 +182,7 @@ def test_a_device_that_hangs_can_only_be_forced(kit):
 
 def test_what_a_device_says_about_itself(kit):
     info = aj.device_info(kit[0])
-    assert info["streams_free"] == SIZES["max_streams"] - 2 == int(aj.stream_available_count(kit[0])[1])
+    assert info["streams_free"] == HOST_SIZES["max_streams"] - 2 == int(aj.stream_available_count(kit[0])[1])
     assert info["soc_name"] == "Ascend910B2"
 
 

@@ -8,15 +8,8 @@ import pytest
 
 import ascend_jax as aj
 from ascend_jax.runtime.layout import NONE, Capture, Clock, Event, Field, Kind, Phase, Stream, Time
+from tests.runtime.cards import HBM, MARK_COSTS, MARK_SIZES, card_of, code
 
-COSTS = {
-    "host_copy_enqueue_ns": 10, "host_malloc_ns": 10, "host_stream_create_ns": 10, "host_event_ns": 10,
-    "host_sync_ns": 20, "copy_latency_ns": 100, "d2d_bytes_per_s": 1e9,
-}  # fmt: skip
-SIZES = {
-    "max_streams": 4, "max_events": 3, "max_notifies": 2, "max_values": 2, "max_threads": 3, "max_commands": 32,
-    "max_blocks": 4, "hbm_backing_bytes": 0, "host_backing_bytes": 64,
-}  # fmt: skip
 SYNC, PROGRESS, TIME, DEVICE, EXTERNAL, IPC = (
     aj.EventFlag.SYNC, aj.EventFlag.CAPTURE_STREAM_PROGRESS, aj.EventFlag.TIME_LINE, aj.EventFlag.DEVICE_USE_ONLY,
     aj.EventFlag.EXTERNAL, aj.EventFlag.IPC,
@@ -33,7 +26,7 @@ WRONG, NO_SUPPORT = aj.Code.RT_PARAM_INVALID, aj.Code.FEATURE_NOT_SUPPORT
 @pytest.fixture(scope="module")
 def card():
     """Streams 1 and 2 beside the default one, and memory to fill; the host stands at 30."""
-    card = aj.init(aj.chip("Ascend910B2").replace(**COSTS), **SIZES)
+    card = card_of(MARK_COSTS, MARK_SIZES)
     card, pointer = aj.malloc(card, 1 << 23)
     assert int(pointer) == HBM
     for stream in (1, 2):
@@ -43,16 +36,9 @@ def card():
     return card
 
 
-HBM = (2 << 20) // 64
-
-
 def fill(card, stream, ns):
     """Queue a task of ``ns``: 100 ns and a byte per ns on the one engine for fills. The call takes 10 ns."""
     return aj.memset_async(card, HBM, 0, ns - 100, stream)
-
-
-def code(card):
-    return int(aj.last_code(card))
 
 
 def asked(pair):

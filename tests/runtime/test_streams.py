@@ -9,22 +9,15 @@ import pytest
 
 import ascend_jax as aj
 from ascend_jax.runtime.layout import Reach
+from tests.runtime.cards import HOST_COSTS, HOST_SIZES, answer, card_of, code
 
-COSTS = {
-    "host_copy_enqueue_ns": 10, "host_malloc_ns": 10, "host_stream_create_ns": 10, "host_event_ns": 10,
-    "host_sync_ns": 10, "copy_latency_ns": 20, "h2d_bytes_per_s": 1e9, "d2h_bytes_per_s": 1e9, "d2d_bytes_per_s": 4e9,
-}  # fmt: skip
-SIZES = {  # as in the other tests of contexts, threads, streams and devices, which then share what is compiled
-    "max_streams": 5, "max_events": 2, "max_notifies": 2, "max_contexts": 3, "max_threads": 3, "max_commands": 16,
-    "max_blocks": 4, "hbm_backing_bytes": 0, "host_backing_bytes": 4096,
-}  # fmt: skip
 FILL_NS = 1000
 NO_STREAM, WRONG, FULL = aj.Code.RT_STREAM_CONTEXT, aj.Code.RT_PARAM_INVALID, aj.Code.RESOURCE_ALLOC_FAIL
 
 
 @pytest.fixture(scope="module")
 def card():
-    return aj.init(aj.chip("Ascend910B2").replace(**COSTS), **SIZES)
+    return card_of(HOST_COSTS, HOST_SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +34,6 @@ def fill(card, device, stream):
     return aj.memset_async(card, device, 0, 3920, stream)
 
 
-def code(card):
-    return int(aj.last_code(card))
-
-
-def answer(result):
-    """Return (code, value) of a call that returns a card and a value."""
-    return code(result[0]), int(result[1])
-
-
 def ends(card):
     """Return when each command ended, in the order of enqueueing."""
     return aj.insight.timeline(card).end_ns.tolist()
@@ -57,7 +41,7 @@ def ends(card):
 
 def test_the_count_falls_by_one_and_agrees_with_what_can_be_made(card):
     free = answer(aj.stream_available_count(card))[1]
-    assert free == SIZES["max_streams"] - 1
+    assert free == HOST_SIZES["max_streams"] - 1
     made = []
     for left in range(free - 1, -1, -1):
         card, stream = aj.create_stream(card)
@@ -97,7 +81,7 @@ def test_priorities_and_flags_are_kept(card):
 def test_unknown_priorities_and_flags(card, options):
     after, stream = aj.create_stream(card, **options)
     assert (code(after), int(stream)) == (WRONG, -1)
-    assert answer(aj.stream_available_count(after)) == (0, SIZES["max_streams"] - 1)
+    assert answer(aj.stream_available_count(after)) == (0, HOST_SIZES["max_streams"] - 1)
 
 
 @pytest.mark.parametrize("stream", [-1, 3, 4, 5, 6, 99, 2**31 - 1, -(2**31), 1 << 18])

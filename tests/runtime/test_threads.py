@@ -5,31 +5,20 @@ import numpy as np
 import pytest
 
 import ascend_jax as aj
+from tests.runtime.cards import HOST_COSTS, HOST_SIZES, card_of, code
 
-COSTS = {
-    "host_copy_enqueue_ns": 10, "host_malloc_ns": 10, "host_stream_create_ns": 10, "host_event_ns": 10,
-    "host_sync_ns": 10, "copy_latency_ns": 20, "h2d_bytes_per_s": 1e9, "d2h_bytes_per_s": 1e9, "d2d_bytes_per_s": 4e9,
-}  # fmt: skip
-SIZES = {  # as in the other tests of contexts, threads, streams and devices, which then share what is compiled
-    "max_streams": 5, "max_events": 2, "max_notifies": 2, "max_contexts": 3, "max_threads": 3, "max_commands": 16,
-    "max_blocks": 4, "hbm_backing_bytes": 0, "host_backing_bytes": 4096,
-}  # fmt: skip
 FILL_NS = 1000
 NO_CONTEXT, WRONG, FULL = aj.Code.RT_CONTEXT_NULL, aj.Code.RT_PARAM_INVALID, aj.Code.OBJECT_TABLE_FULL
 
 
 @pytest.fixture(scope="module")
 def card():
-    return aj.init(aj.chip("Ascend910B2").replace(**COSTS), **SIZES)
+    return card_of(HOST_COSTS, HOST_SIZES)
 
 
 def fill(card, device, stream):
     """Queue a fill of 3920 bytes: 20 ns and 3920 / 4 ns on the one engine for fills."""
     return aj.memset_async(card, device, 0, 3920, stream)
-
-
-def code(card):
-    return int(aj.last_code(card))
 
 
 def times(card, *threads):

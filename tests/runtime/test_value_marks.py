@@ -7,16 +7,9 @@ import pytest
 import ascend_jax as aj
 from ascend_jax.runtime.layout import Clock, Field, Kind, Phase, Time
 from ascend_jax.runtime.value_marks import words_of
+from tests.runtime.cards import MARK_COSTS, MARK_SIZES, card_of, code
 
-COSTS = {
-    "host_copy_enqueue_ns": 10, "host_copy_sync_ns": 10, "host_malloc_ns": 10, "host_stream_create_ns": 10,
-    "host_event_ns": 10, "host_sync_ns": 20, "copy_latency_ns": 100, "d2d_bytes_per_s": 1e9, "h2d_bytes_per_s": 1e9,
-    "d2h_bytes_per_s": 1e9,
-}  # fmt: skip
-SIZES = {
-    "max_streams": 4, "max_events": 3, "max_notifies": 2, "max_values": 2, "max_threads": 3, "max_commands": 32,
-    "max_blocks": 4, "hbm_backing_bytes": 0, "host_backing_bytes": 64,
-}  # fmt: skip
+COSTS = MARK_COSTS | {"host_copy_sync_ns": 10, "h2d_bytes_per_s": 1e9, "d2h_bytes_per_s": 1e9}
 GREATER, EQUAL, AND, NOR = range(4)
 WRONG = aj.Code.RT_PARAM_INVALID
 
@@ -24,16 +17,12 @@ WRONG = aj.Code.RT_PARAM_INVALID
 @pytest.fixture(scope="module")
 def lab():
     """Streams 1 and 2, and 64 bytes of flags that are zero."""
-    card = aj.init(aj.chip("Ascend910B2").replace(**COSTS), **SIZES | {"hbm_backing_bytes": 8192})
+    card = card_of(COSTS, MARK_SIZES, hbm_backing_bytes=8192)
     card, flag = aj.malloc(card, 64, aj.MallocPolicy.NORMAL_ONLY)
     for stream in (1, 2):
         card, handle = aj.create_stream(card)
         assert int(handle) == stream
     return aj.memset(card, flag, 0, 64), int(flag)
-
-
-def code(card):
-    return int(aj.last_code(card))
 
 
 def memory(card, pointer, words=1, offset=0):
@@ -203,7 +192,7 @@ def test_one_address_by_two_names_is_one_slot(lab):
 
 
 def test_a_card_without_bytes_keeps_what_was_written():
-    card = aj.init(aj.chip("Ascend910B2").replace(**COSTS), **SIZES)
+    card = card_of(COSTS, MARK_SIZES)
     card, flag = aj.malloc(card, 64)
     card, stream = aj.create_stream(card)
     card = aj.synchronize_device(aj.value_write(card, flag, 6, 0))
