@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ascend_jax.runtime import clock
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.drops import drop
-from ascend_jax.runtime.engine import begin, capacity_of, orders_of, row_to_await, run
+from ascend_jax.runtime.engine import capacity_of, orders_of, row_to_await, run
 from ascend_jax.runtime.faults import result_codes
 from ascend_jax.runtime.heads import WORK, Head
 from ascend_jax.runtime.lanes import Carry, Tables, is_reached
@@ -64,11 +64,9 @@ def advance(card: CardState, goal: Goal) -> tuple[CardState, Ending]:
         jnp.where(has_goal, jnp.where(is_endless, FOREVER_HI, until.hi), host.hi),
         jnp.where(has_goal, until.lo, host.lo),
     )
-    tables, carry, is_fresh = _enter(card, goal, has_goal, limit)
+    tables, start, is_fresh = _enter(card, goal, has_goal, limit)
     with jax.named_scope("engine"):
-        orders = orders_of(card.table.fields)
-        start = begin(orders, tables, carry, is_fresh)
-        end = run(orders, tables, start)
+        end = run(orders_of(card.table.fields), tables, start, is_fresh)
     card, now = _leave(card, end)
     is_late = has_goal & ~clock.is_before(now, limit) & ~is_reached(tables, end)[0]
     has_waited = has_goal & ~is_reached(tables, start)[0]

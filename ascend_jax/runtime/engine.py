@@ -5,7 +5,7 @@ over anything that runs the engine becomes more lanes of one loop.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,19 +26,39 @@ LANES = 512  # lanes of one loop: more do not fit the caches
 
 
 @jax.custom_batching.custom_vmap
-def run(orders: Orders, tables: Tables, carry: Carry) -> Carry:
-    """Step until no lane is live. What is looked up has the lanes first, everything else last."""
-    (orders, tables), carry = varying_together((orders, tables), carry)
+def run(orders: Orders, tables: Tables, carry: Carry, is_fresh: jax.Array) -> Carry:
+    """Step until every lane has reached its goal or its limit.
+
+    What is looked up has the lanes first, everything else last.
+
+    Args:
+      orders: All commands, for one or more lanes.
+      tables: What else is read.
+      carry: Its ``head`` has the rows, and how far those that are not fresh have come; ``cells`` have a trash row.
+      is_fresh: bool [S, B], heads that the engine has not seen yet.
+    """
+    (orders, tables), (carry, is_fresh) = varying_together((orders, tables), (carry, is_fresh))
     with jax.numpy_rank_promotion("allow"):  # numbers of a lane meet those of its streams
+        carry = _begin(orders, tables, carry, is_fresh)
         return lax.while_loop(lambda c: c.is_live.any(), lambda c: step(orders, tables, c), carry)
 
 
 @run.def_vmap
-def _run_batched(axis_size: int, in_batched: list, orders: Orders, tables: Tables, carry: Carry) -> tuple[Carry, Any]:
+def _run_batched(
+    axis_size: int, in_batched: list, orders: Orders, tables: Tables, carry: Carry, is_fresh: jax.Array
+) -> tuple[Carry, Any]:
+    done = run_stacked(axis_size, in_batched, orders, tables, carry, is_fresh)
+    return done, jax.tree.map(lambda _: True, done)
+
+
+def run_stacked(
+    axis_size: int, in_batched: Sequence, orders: Orders, tables: Tables, carry: Carry, is_fresh: jax.Array
+) -> Carry:
+    """Return :func:`run` of many lanes; those leaves that ``in_batched`` says have a leading axis of ``axis_size``."""
     inner = carry.is_live.shape[-1]
     lanes = axis_size * inner
     orders = Orders(*map(functools.partial(_spread, axis_size, inner), orders, in_batched[0]))
-    own = [tables, carry]
+    own = [tables, carry, is_fresh]
     own = _each(lambda leaf, axis, batched: _join(leaf, axis, axis_size, batched), own, list(in_batched[1:]))
     blocks = next(n for n in range(-(-lanes // LANES), lanes + 1) if lanes % n == 0)
     if blocks == 1:
@@ -52,8 +72,7 @@ def _run_batched(axis_size: int, in_batched: list, orders: Orders, tables: Table
 
         done = lax.map(block, (parts, _each(lambda leaf, axis: _split(leaf, axis, blocks), own)))
         done = _each(_rejoin, done)
-    done = _each(lambda leaf, axis: _split(leaf, axis, axis_size), done)
-    return done, jax.tree.map(lambda _: True, done)
+    return _each(lambda leaf, axis: _split(leaf, axis, axis_size), done)
 
 
 def _spread(size: int, inner: int, leaf: jax.Array, is_batched: bool) -> jax.Array:
@@ -116,17 +135,10 @@ def orders_of(fields: jax.Array) -> Orders:
     return Orders(work_of(fields, row_to_await(fields, fields[:, Field.DEPENDS]))[None], blocks_of(block)[None])
 
 
-def begin(orders: Orders, tables: Tables, carry: Carry, is_fresh: jax.Array) -> Carry:
-    """Look up the heads, and which lanes have anything to do.
-
-    Args:
-      orders: All commands, for one or more lanes.
-      tables: What else is read.
-      carry: Its ``head`` has the rows, and how far those that are not fresh have come; ``cells`` have a trash row.
-      is_fresh: bool [S, B], heads that the engine has not seen yet.
-    """
-    head, now = carry.head, Instant(*(limb[None] for limb in carry.now))
-    words, counts = fetch(orders, carry.times, carry.cells, head.row, now)
+def _begin(orders: Orders, tables: Tables, carry: Carry, is_fresh: jax.Array) -> Carry:
+    """Look up the heads, and which lanes have anything to do."""
+    head = carry.head
+    words, counts = fetch(orders, carry.times, carry.cells, head.row, carry.now)
     seen = get_lane_rows(carry.times, head.row)
     for word, column in ((Work.READY_HI, Time.READY_HI), (Work.READY_LO, Time.READY_LO)):
         words = words.at[word].set(jnp.where(is_fresh, words[word], seen[..., column]))

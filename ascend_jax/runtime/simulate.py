@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.edge import QUICK_TO_RUN, compiled, concrete
-from ascend_jax.runtime.engine import begin, capacity_of, run
+from ascend_jax.runtime.engine import capacity_of, run, run_stacked
 from ascend_jax.runtime.faults import result_codes
 from ascend_jax.runtime.heads import WORK, Head, Orders, blocks_of, work_of
 from ascend_jax.runtime.lanes import Carry, Tables
@@ -54,12 +54,27 @@ def simulate(
 
 def _simulate(program: Program, chip: ChipSpec, block: Instant | None, *, cells: int, stops: bool) -> Schedule:
     batch = program.fields.ndim - 2, chip.values.ndim - 1, 0 if block is None else block.lo.ndim - 1
-    if max(batch) > 0:
-        axes = tuple(0 if depth == max(batch) else None for depth in batch)
-        one = functools.partial(_simulate, cells=cells, stops=stops)
-        return jax.vmap(one, in_axes=axes)(program, chip, block)
+    lane = functools.partial(_lane, cells=cells, stops=stops)
+    if max(batch) == 0:
+        return _schedule(program, run(*lane(program, chip, block)))
+    axes = tuple(0 if depth == max(batch) else None for depth in batch)
+    if max(batch) > 1:
+        return jax.vmap(functools.partial(_simulate, cells=cells, stops=stops), in_axes=axes)(program, chip, block)
+    # one layer of lanes, made without tracing the engine for a single one first
+    shared = axes[0], 0 if 0 in axes[::2] else None  # orders of all lanes are one table if the program is one
+    out_axes = Orders(*shared), 0, 0, 0  # type: ignore[arg-type]
+    lanes = jax.vmap(lane, in_axes=axes, out_axes=out_axes)(program, chip, block)
+    is_batched = ([axis == 0 for axis in shared], *jax.tree.map(lambda _: True, lanes[1:]))
+    end = run_stacked(lanes[-1].shape[0], is_batched, *lanes)
+    return jax.vmap(_schedule, in_axes=(axes[0], 0))(program, end)
+
+
+def _lane(
+    program: Program, chip: ChipSpec, block: Instant | None, *, cells: int, stops: bool
+) -> tuple[Orders, Tables, Carry, jax.Array]:
+    """Lay a program out as one lane of a run."""
     rows, streams = program.rows, program.streams
-    fields = jnp.concatenate([program.fields, jnp.asarray(nothing(1, rows))])
+    fields = _with_trash(program)
     depends = jnp.where(fields[:, Field.DEPENDS] == NONE, rows, fields[:, Field.DEPENDS])
     is_command = fields[:, Field.KIND] != Kind.NOTHING
     number = jnp.where(is_command, jnp.arange(rows + 1, dtype=jnp.int32), rows)
@@ -95,14 +110,19 @@ def _simulate(program: Program, chip: ChipSpec, block: Instant | None, *, cells:
         cells=jnp.zeros((1, cells + 1, 2), jnp.int32),
         steps=jnp.int32(0),
     )
-    end = run(orders, tables, begin(orders, tables, carry, zero == 0))
-    return _schedule(fields, end, rows)
+    return orders, tables, carry, zero == 0
+
+
+def _with_trash(program: Program) -> jax.Array:
+    """Return the program's commands and the trash row, int32 [N + 1, FIELDS]."""
+    return jnp.concatenate([program.fields, jnp.asarray(nothing(1, program.rows))])
 
 
 _compiled = compiled(_simulate, QUICK_TO_RUN, static_argnames=("cells", "stops"))
 
 
-def _schedule(fields: jax.Array, end: Carry, rows: int) -> Schedule:
+def _schedule(program: Program, end: Carry) -> Schedule:
+    rows, fields = program.rows, _with_trash(program)
     times = end.times[0, :rows]
     phase = times[:, Time.PHASE]
     code = result_codes(fields[:rows], phase)
