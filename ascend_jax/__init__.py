@@ -36,6 +36,7 @@ from ascend_jax.runtime.device import (
     set_device,
     stream_priority_range,
 )
+from ascend_jax.runtime.edge import QUICK_TO_COMPILE, QUICK_TO_RUN
 from ascend_jax.runtime.event_queries import (
     event_available_count,
     event_elapsed_ms,
@@ -112,6 +113,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "GRANULE_BYTES",
+    "QUICK_TO_COMPILE",
+    "QUICK_TO_RUN",
     "AscendError",
     "CardState",
     "ChipSpec",

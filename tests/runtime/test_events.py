@@ -470,7 +470,7 @@ def flow(card, ns):
 
 def test_jit_and_vmap_do_the_same(card):
     lanes = np.array([500, 4000], np.int32)
-    batched = jax.jit(jax.vmap(flow, in_axes=(None, 0)))(card, lanes)
+    batched = jax.jit(jax.vmap(flow, in_axes=(None, 0)), compiler_options=aj.QUICK_TO_COMPILE)(card, lanes)
     for lane, ns in enumerate(lanes.tolist()):
         eager = flow(card, ns)
         assert code(eager) == 0 and aj.event_timestamp_us(eager, 1) == (80 + ns) // 1000

@@ -20,7 +20,7 @@ JITTED = (
     "inject_fault", "wait_timeout", "op_timeout", "subscribe", "callback_async", "work", "value_write", "value_wait",
     "sync_device", "host_read", "stream_abort",
 )  # fmt: skip
-FAST_COMPILE = {"xla_backend_optimization_level": 0}  # a third less, and most of the run time is not in the loops
+FAST_COMPILE = aj.QUICK_TO_COMPILE | {"xla_backend_optimization_level": 0}  # the run itself is short
 
 
 def explain(programs, seed, text, program):

@@ -292,7 +292,7 @@ def test_jit_and_vmap_give_the_same(kit):
     card, device, _, _ = kit
     priorities, pauses = np.array([0, 7, 8], np.int32), np.array([100, 2000, 0], np.int32)
     eager = [flow(card, device, a, b) for a, b in zip(priorities, pauses, strict=True)]
-    many = jax.jit(jax.vmap(flow, in_axes=(None, None, 0, 0)))(
+    many = jax.jit(jax.vmap(flow, in_axes=(None, None, 0, 0)), compiler_options=aj.QUICK_TO_COMPILE)(
         card, device, jnp.asarray(priorities), jnp.asarray(pauses)
     )
     # made at 40; fills at 50 and 60; asked at 70 + pause; the last fill, 30 ns, issued 10 later; refused: nothing runs

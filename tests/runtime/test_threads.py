@@ -166,7 +166,7 @@ def test_jit_and_vmap_give_the_same(card):
     card, device = aj.malloc(card, 4096)
     mine, its = np.array([0, 100, 5000], np.int32), np.array([0, 4000, 20], np.int32)
     eager = [flow(card, device, np.int32(a), np.int32(b)) for a, b in zip(mine, its, strict=True)]
-    many = jax.jit(jax.vmap(flow, in_axes=(None, None, 0, 0)))(
+    many = jax.jit(jax.vmap(flow, in_axes=(None, None, 0, 0)), compiler_options=aj.QUICK_TO_COMPILE)(
         card, device, jax.numpy.asarray(mine), jax.numpy.asarray(its)
     )
     # the fill ends at 20 + mine + 1000; the worker waits from 20 + its on

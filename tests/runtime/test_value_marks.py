@@ -227,7 +227,9 @@ def flow(card, flag, value):
 def test_jit_and_vmap_do_the_same(lab):
     card, flag = lab
     values = jax.numpy.array([10, -3, 2**31 - 1], jax.numpy.int32)
-    batched = jax.jit(jax.vmap(lambda card, value: flow(card, flag, value), in_axes=(None, 0)))(card, values)
+    batched = jax.jit(
+        jax.vmap(lambda card, value: flow(card, flag, value), in_axes=(None, 0)), compiler_options=aj.QUICK_TO_COMPILE
+    )(card, values)
     for lane, value in enumerate(values.tolist()):
         eager = flow(card, flag, value)
         passes = value >= 10
