@@ -10,11 +10,11 @@ import numpy as np
 
 import ascend_jax as aj
 from ascend_jax.runtime.kernels import kernel_cost
-from tests.runtime.calls import CALLS, HOST_WORD, NAMES, SHEETS, TIES, Kit, encode, kit, text, twin
+from tests.runtime.calls import CALLS, HOST_WORD, NAMES, SHEETS, TIES, Kit, kit, text, twin
 from tests.runtime.oracle import Card
 
 __all__ = [
-    "NAMES", "SHEETS", "TIES", "Kit", "difference", "encode", "expect", "expect_one", "kit", "launch", "run_eager",
+    "NAMES", "SHEETS", "TIES", "Kit", "difference", "expect", "expect_one", "kit", "launch", "run_eager",
     "runner", "text", "twin",
 ]  # fmt: skip
 
