@@ -11,6 +11,7 @@ from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.drops import drop
 from ascend_jax.runtime.engine import capacity_of, orders_of, row_to_await, run
 from ascend_jax.runtime.faults import result_codes
+from ascend_jax.runtime.handles import master_of
 from ascend_jax.runtime.heads import WORK, Head
 from ascend_jax.runtime.lanes import Carry, Tables, is_reached
 from ascend_jax.runtime.layout import (
@@ -95,7 +96,7 @@ def _enter(card: CardState, goal: Goal, has_goal: jax.Array, limit: Instant) -> 
     )
     cell = jnp.asarray(goal.cell, jnp.int32)
     count = get_row(card.cells, jnp.maximum(cell, 0))[1]
-    stopped = (streams[:, Stream.STOPS] == 1) & (streams[:, Stream.ERROR] != 0)
+    stopped = get_rows((streams[:, Stream.STOPS] == 1) & (streams[:, Stream.ERROR] != 0), master_of(streams))
     none = jnp.full((streams.shape[0], 1), rows, jnp.int32)
     head = Head(
         jnp.where(stopped | (card.device[Device.ERROR] != 0), rows, streams[:, Stream.HEAD])[:, None],
@@ -123,6 +124,15 @@ def _enter(card: CardState, goal: Goal, has_goal: jax.Array, limit: Instant) -> 
     return tables, carry, (streams[:, Stream.KEY] == UNREADY)[:, None]
 
 
+def _errors(failed: jax.Array, times: jax.Array, code: jax.Array, master: jax.Array) -> jax.Array:
+    """Return the code of the first command that failed in each stream or in a side of its programs, int32 [S + 1]."""
+    never = jnp.int32(2**31 - 1)
+    order = jnp.where(failed == times.shape[0] - 1, never, get_rows(times[:, Time.ORDER], failed))
+    first = jnp.full_like(order, never).at[master].min(order)
+    is_it = (order != never) & (order == get_rows(first, master))
+    return jnp.zeros_like(order).at[master].max(jnp.where(is_it, get_rows(code, failed), 0))
+
+
 _PROGRESS = (
     Stream.KEY,
     Stream.START_HI,
@@ -139,8 +149,8 @@ def _leave(card: CardState, end: Carry) -> tuple[CardState, Instant]:
     rows, fields, head = card.table.rows, card.table.fields, jax.tree.map(lambda x: x[..., 0], end.head)
     times, now = end.times[0], Instant(end.now.hi[0], end.now.lo[0])
     code = result_codes(fields, times[:, Time.PHASE])
-    error = jnp.where(end.failed[:, 0] == rows, 0, get_rows(code, end.failed[:, 0]))
     old = card.streams
+    error = _errors(end.failed[:, 0], times, code, master_of(old))
     last = get_rows(fields[:, Field.POSITION], old[:, Stream.LAST])
     position = get_rows(fields[:, Field.POSITION], head.row)
     entries = {

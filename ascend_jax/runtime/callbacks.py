@@ -18,7 +18,7 @@ from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, enqueue, row_of
 from ascend_jax.runtime.edge import Site, stage, verb
-from ascend_jax.runtime.handles import find_stream, stream_cell, thread_cell
+from ascend_jax.runtime.handles import find_stream, find_thread, stream_cell, thread_cell
 from ascend_jax.runtime.host import host_now, set_host, spend
 from ascend_jax.runtime.layout import (
     LIMB,
@@ -33,7 +33,6 @@ from ascend_jax.runtime.layout import (
     Phase,
     StatusWord,
     Stream,
-    Thread,
     Time,
 )
 from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, with_entries
@@ -49,8 +48,7 @@ def _subscribe(card: CardState, thread: Number, stream: Number, site: Number) ->
     thread = jnp.asarray(thread, jnp.int32)
     code, slot = find_stream(card, stream)
     entry = get_row(card.streams, slot)
-    row = jnp.clip(thread, 0, card.threads.shape[0] - 1)
-    is_there = (row == thread) & (get_row(card.threads, row)[Thread.ALIVE] == 1)
+    is_there, _ = find_thread(card, thread)
     is_served = entry[Stream.REPORTER] != layout.NONE
     code = first_failing(code, first_code((~is_there, Code.RT_PARAM_INVALID), (is_served, Code.RT_STREAM_SUBSCRIBE)))
     ok = code == Code.SUCCESS

@@ -24,8 +24,9 @@ from ascend_jax.runtime.layout import (
     Time,
 )
 from ascend_jax.runtime.memory import Range
-from ascend_jax.runtime.rows import Number, get_row, put_if, put_row, with_entries
+from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, put_row, with_entries
 from ascend_jax.runtime.state import CardState, CommandTable
+from ascend_jax.runtime.status import first_failing
 
 WAITS = (Kind.EVENT_WAIT, Kind.NOTIFY_WAIT, Kind.VALUE_WAIT)
 
@@ -71,18 +72,32 @@ def is_pending(phase: jax.Array) -> jax.Array:
 
 def is_taken(card: CardState, row: jax.Array) -> jax.Array:
     """Return whether a row may not be overwritten: its command is pending, or a callback that is still to be run."""
-    phase, fields = get_row(card.table.times, row)[Time.PHASE], get_row(card.table.fields, row)
-    is_served = get_row(card.streams, fields[Field.STREAM])[Stream.REPORTER] != layout.NONE
-    is_owed = (fields[Field.KIND] == Kind.CALLBACK) & (get_row(card.table.effects, row) == Effect.NONE) & is_served
+    table = card.table
+    stream = get_row(card.streams, get_row(table.fields, row)[Field.STREAM])
+    return _may_not_go(get_row(table.fields, row), get_row(table.times, row), get_row(table.effects, row), stream)
+
+
+def taken_rows(card: CardState) -> jax.Array:
+    """Return :func:`is_taken` of all rows, bool [N + 1]."""
+    table = card.table
+    return _may_not_go(table.fields, table.times, table.effects, get_rows(card.streams, table.fields[:, Field.STREAM]))
+
+
+def _may_not_go(fields: jax.Array, times: jax.Array, effect: jax.Array, stream: jax.Array) -> jax.Array:
+    is_served = stream[..., Stream.REPORTER] != layout.NONE
+    is_owed = (fields[..., Field.KIND] == Kind.CALLBACK) & (effect == Effect.NONE) & is_served
+    phase = times[..., Time.PHASE]
     return is_pending(phase) | (phase == Phase.DONE) & is_owed
 
 
 def refusal(card: CardState, slot: jax.Array) -> jax.Array:
-    """Return 0, or why a stream takes no more commands: the device is lost, or the stream stops on failure and has."""
-    entry = get_row(card.streams, slot)
+    """Return 0, or why a stream takes no more commands.
+
+    The device is lost, the stream stops on failure and has failed, or nothing will ever make room in its queue.
+    """
+    entry, device = get_row(card.streams, slot), card.device
     stopped = jnp.where(entry[Stream.STOPS] == 1, entry[Stream.ERROR], Code.SUCCESS)
-    lost = card.device[Device.ERROR]
-    return jnp.where(lost != Code.SUCCESS, lost, stopped)
+    return first_failing(device[Device.ERROR], stopped, device[Device.REFUSES])
 
 
 def enqueue(card: CardState, command: Command, code: jax.Array) -> tuple[CardState, jax.Array]:

@@ -53,11 +53,12 @@ def _drop_rows(card: CardState, is_gone: jax.Array) -> CardState:
 def fresh_stream(card: CardState) -> dict[Stream, Number]:
     """Return the columns of a stream slot that nobody has used; the others are 0."""
     rows = {Stream.HEAD: card.table.rows, Stream.LAST: card.table.rows}
-    return {**layout.FRESH_HEAD, Stream.REPORTER: layout.NONE, **rows}
+    return {**layout.FRESH_HEAD, **layout.NAMELESS, **rows}
 
 
 def remove_streams(card: CardState, is_gone: jax.Array) -> CardState:
     """Return ``card`` without some streams (bool [S + 1]); what they hold is dropped, captured commands included."""
+    is_gone |= get_rows(is_gone, master_of(card.streams))
     card = drop(card, is_gone)
     is_captured = card.table.times[:, Time.PHASE] == Phase.CAPTURED
     card = _drop_rows(card, is_captured & get_rows(is_gone, card.table.fields[:, Field.STREAM]))

@@ -77,9 +77,11 @@ def _elapsed(card: CardState, start: Number, end: Number, site: Number) -> tuple
 
 
 def _first_of_two(start: jax.Array, end: jax.Array) -> jax.Array:
-    """Return the code of a pair of events: that one was never recorded is said before that one is not finished."""
-    is_late = start == Code.RT_EVENT_TIMESTAMP_INVALID
-    return first_failing(jnp.where(is_late, Code.SUCCESS, start), end, start)
+    """Return the code of a pair of events: no such event before never recorded before not finished."""
+    pair = (start, end)
+    states = (Code.RT_INTERNAL_ERROR, Code.RT_EVENT_TIMESTAMP_INVALID)
+    wrong = [jnp.where(jnp.isin(code, jnp.array(states)), Code.SUCCESS, code) for code in pair]
+    return first_failing(*wrong, *(jnp.where(code == state, code, Code.SUCCESS) for state in states for code in pair))
 
 
 def _time_of(card: CardState, event: Number) -> tuple[jax.Array, Instant]:

@@ -34,8 +34,8 @@ from ascend_jax.runtime.layout import (
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
-from ascend_jax.runtime.synchronize import make_room, timeout_of
-from ascend_jax.runtime.timeouts import LONGEST_MS
+from ascend_jax.runtime.synchronize import make_room
+from ascend_jax.runtime.timeouts import is_wrong_timeout, timeout_fields
 
 
 @stage(static=("kind",))
@@ -50,6 +50,16 @@ def _destroy(card: CardState, event: Number, site: Number) -> CardState:
     return answer(put_back(card, row, code), code, site, layout.NONE)[0]
 
 
+def _barred(stream: jax.Array, entry: jax.Array) -> jax.Array:
+    """Return 207000 for an event that a captured stream cannot use: a capture takes Ex and EXTERNAL events only.
+
+    hicann/runtime ``api_impl.cc`` (EventRecord, StreamWaitEvent, EventReset).
+    """
+    flags = entry[Event.FLAGS]
+    is_fit = ((entry[Event.KIND] == EventKind.EX) & (flags != EventFlag.IPC)) | (flags == EventFlag.EXTERNAL)
+    return first_code(((stream[Stream.CAPTURE] != Capture.NONE) & ~is_fit, Code.FEATURE_NOT_SUPPORT))
+
+
 def _usable(entry: jax.Array) -> jax.Array:
     """Return 0, or why neither a record nor a wait nor a reset may use the event."""
     return first_code(((entry[Event.FLAGS] & EventFlag.DEVICE_USE_ONLY) != 0, Code.RT_PARAM_INVALID))
@@ -60,9 +70,9 @@ def _record(card: CardState, event: Number, stream: Number, site: Number) -> Car
     code, slot = find_stream(card, stream)
     event_code, row = find_event(card, event)
     entry = get_row(card.events, row)
-    is_captured = get_row(card.streams, slot)[Stream.CAPTURE] != Capture.NONE
-    is_foreign = is_captured & (entry[Event.FLAGS] == EventFlag.IPC)
-    code = first_failing(code, event_code, _usable(entry), first_code((is_foreign, Code.FEATURE_NOT_SUPPORT)))
+    recorder = get_row(card.streams, slot)
+    is_captured = recorder[Stream.CAPTURE] != Capture.NONE
+    code = first_failing(code, event_code, _usable(entry), _barred(recorder, entry))
     fields = {
         Field.OBJECT: event,
         Field.CELL: row,
@@ -83,25 +93,12 @@ def _reset(card: CardState, event: Number, stream: Number, site: Number) -> Card
     event_code, row = find_event(card, event)
     entry = get_row(card.events, row)
     is_flag = (entry[Event.KIND] == EventKind.FLAG) & ((entry[Event.FLAGS] & AWAITED) != 0)
-    code = first_failing(code, event_code, _usable(entry), first_code((~is_flag, Code.FEATURE_NOT_SUPPORT)))
+    barred = _barred(get_row(card.streams, slot), entry)
+    code = first_failing(code, event_code, _usable(entry), first_code((~is_flag, Code.FEATURE_NOT_SUPPORT)), barred)
     fields = {Field.OBJECT: event, Field.CELL: row, Field.CHANGE: Change.CLEAR, Field.SITE: site}
     card = spend(card, card.chip["host_event_ns"])
     card, code = enqueue(card, Command(Kind.EVENT_RESET, slot, fields=fields), code)
     return answer(card, code, site, stream)[0]
-
-
-def is_wrong_timeout(timeout_s: Number | None) -> jax.Array:
-    """Return whether a wait's own timeout in whole seconds is refused: below 0 or above 35 minutes."""
-    seconds = jnp.asarray(0 if timeout_s is None else timeout_s, jnp.int32)
-    return (seconds < 0) | (seconds > LONGEST_MS // 1000)
-
-
-def timeout_fields(timeout_s: Number | None) -> dict[Any, Number]:
-    """Return the columns of a wait's own timeout, 0 = never; none: the card's wait timeout holds."""
-    if timeout_s is None:
-        return {}
-    hi, lo = timeout_of(jnp.clip(jnp.asarray(timeout_s, jnp.int32), 0, LONGEST_MS // 1000) * 1000)
-    return {Field.TIMEOUT_HI: hi, Field.TIMEOUT_LO: lo}
 
 
 @stage
@@ -111,11 +108,14 @@ def _wait(card: CardState, stream: Number, event: Number, timeout_s: Number | No
     entry, waiter = get_row(card.events, row), get_row(card.streams, slot)
     record, is_flag = latest_record(card, entry), entry[Event.KIND] == EventKind.FLAG
     joined, join_code = _join(card, slot, entry, record.stream)
+    is_missing = (entry[Event.KIND] == EventKind.PLAIN) & (entry[Event.RECORD] == layout.NONE)
     own_code = first_code(
         (is_wrong_timeout(timeout_s), Code.RT_PARAM_INVALID),
         ((entry[Event.FLAGS] & AWAITED) == 0, Code.FEATURE_NOT_SUPPORT),
+        (is_missing, Code.RT_PARAM_INVALID),
     )
-    code = first_failing(code, event_code, _usable(entry), own_code, join_code, refusal(card, slot))
+    barred = _barred(waiter, entry)
+    code = first_failing(code, event_code, _usable(entry), own_code, barred, join_code, refusal(card, slot))
     is_idle = (code == Code.SUCCESS) & ~is_flag & record.is_kept & (record.stream == slot)
     fields: dict[Any, Number] = {
         Field.OBJECT: event,
@@ -217,7 +217,8 @@ def destroy_event(card: CardState, event: Number, *, site: Site = None) -> CardS
 def record_event(card: CardState, event: Number, stream: Number, *, site: Site = None) -> CardState:
     """Mark the current end of ``stream`` (``aclrtRecordEvent``). Recording again moves the mark.
 
-    Status 107003 for an unknown stream, 107000 for an unknown event or one for the device only.
+    Status 107003 for an unknown stream, 107000 for an unknown event or one for the device only, 207000 in a captured
+    stream for an event that is neither Ex nor EXTERNAL.
     """
     return _record(make_room(card, site, stream), event, stream, site)
 
@@ -238,10 +239,9 @@ def stream_wait_event(
 ) -> CardState:
     """Let ``stream`` wait for ``event`` (``aclrtStreamWaitEvent``, ``aclrtStreamWaitEventWithTimeout``).
 
-    The wait is bound to the record that is the latest now, a later one does not change it, and an event that was never
-    recorded holds nobody up. (The open runtime answers 107000 to that for an event of ``create_event``.) If the latest
-    record is in ``stream`` itself nothing is queued, at no cost. For an event of ``create_event_with_flag`` the wait
-    looks at the flag when the stream gets there instead.
+    The wait is bound to the record that is the latest now, a later one does not change it, and an Ex event that was
+    never recorded holds nobody up. If the latest record is in ``stream`` itself nothing is queued, at no cost. For an
+    event of ``create_event_with_flag`` the wait looks at the flag when the stream gets there instead.
 
     Args:
       card: The card.
@@ -252,8 +252,9 @@ def stream_wait_event(
       site: Call site, filled in by the runtime.
 
     Returns:
-      The card. Status as :func:`record_event`, 207000 for an event without SYNC, 107000 for a timeout below 0 or
-      above 35 minutes. A wait for a record of a capture takes ``stream`` into it, 107031 if it is the default stream; a
-      captured stream cannot wait for a record outside, 107024.
+      The card. Status as :func:`record_event`, 207000 for an event without SYNC, 107000 for a timeout below 0 and for
+      an event of ``create_event`` that was never recorded (hicann/runtime ``event.cc``, EE1018). A wait for a record of
+      a capture takes ``stream`` into it, 107031 if it is the default stream; a captured stream cannot wait for a record
+      outside, 107024.
     """
     return _wait(make_room(card, site, stream), stream, event, timeout_s, site)

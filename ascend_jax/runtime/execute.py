@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.commands import answer, is_pending, planned_fault, refusal, row_of
+from ascend_jax.runtime.commands import answer, is_pending, planned_fault, refusal, row_of, taken_rows
 from ascend_jax.runtime.drops import fresh_stream
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
-from ascend_jax.runtime.handles import GENERATIONS, find_stream
+from ascend_jax.runtime.handles import find_stream
 from ascend_jax.runtime.host import host_now, spend
 from ascend_jax.runtime.launch import load_kernel
 from ascend_jax.runtime.layout import (
@@ -33,9 +33,7 @@ from ascend_jax.runtime.rows import Number, get_row, get_rows, put_rows, with_en
 from ascend_jax.runtime.state import CardState, CommandTable
 from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.streams import streams_free, taken_slots
-from ascend_jax.runtime.synchronize import Goal, settle
-
-HIDDEN = GENERATIONS  # bit in the generation of a stream that no handle names; its FLAGS hold the slot it works for
+from ascend_jax.runtime.synchronize import await_room
 
 
 class Place(NamedTuple):
@@ -59,8 +57,7 @@ def _append(card: CardState, program: Program, kernel_of: jax.Array, stream: Num
     is_captured = get_row(card.streams, slot)[Stream.CAPTURE] != Capture.NONE
     has_callback = jnp.isin(program.fields[:, Field.KIND], jnp.array([Kind.CALLBACK, Kind.CALLBACK_WAIT])).any()
     rules = first_code((is_captured, Code.RT_STREAM_CAPTURED), (has_callback, Code.FEATURE_NOT_SUPPORT))
-    refusals = jax.vmap(refusal, (None, 0))(card, place.slot).max()
-    code = first_failing(code, rules, refusals, place_code)
+    code = first_failing(code, rules, refusal(card, slot), place_code)
     ok = code == Code.SUCCESS
     table = _written(card, _on_card(card, program, place, kernel_of), program.operands, place, ok)
     streams, table = _linked(card, program, place, table, ok)
@@ -81,11 +78,10 @@ def _place(card: CardState, program: Program, slot: jax.Array) -> tuple[Place, j
     opened: dict[Any, Number] = {
         **fresh_stream(card),
         Stream.ALIVE: 1,
-        Stream.GENERATION: entry[:, Stream.GENERATION] | HIDDEN,
+        Stream.GENERATION: entry[:, Stream.GENERATION],
         Stream.CONTEXT: card.device[Device.CONTEXT],
-        Stream.FLAGS: slot,
+        Stream.MASTER: slot,
         Stream.STOPS: get_row(card.streams, slot)[Stream.STOPS],
-        Stream.ERROR: entry[:, Stream.ERROR],
     }
     is_idle = is_used & (streams > 0) & (entry[:, Stream.PENDING] == 0)
     fresh = with_entries(jnp.zeros_like(entry), opened)
@@ -98,31 +94,27 @@ def _place(card: CardState, program: Program, slot: jax.Array) -> tuple[Place, j
         is_used=is_used,
         entry=jnp.where(is_idle[:, None], fresh, entry),
     )
-    is_taken = (place.number < place.commands) & is_pending(card.table.times[:-1, Time.PHASE])
+    is_short = ((place.number < place.commands) & taken_rows(card)[:-1]).any()
     rules = first_code(
         (is_new.sum() > streams_free(card), Code.RESOURCE_ALLOC_FAIL),
-        (is_taken.any() | (place.commands > card.table.rows), Code.TABLE_FULL),
+        (is_short | (place.commands > card.table.rows), Code.TABLE_FULL),
     )
     return place, first_failing(slots_code, rules)
 
 
 def _slots(card: CardState, is_side: jax.Array, slot: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the slot of each stream of a program, whether it is to be opened, and the code.
+    """Return the slot of each stream of a program, whether that was free, and the code.
 
-    A side stream takes, in this order: a hidden stream that works for ``slot``, where programs come one after the
-    other anyway; another hidden one that is empty; a free slot.
+    A side stream takes one that works for ``slot``, where programs come one after the other anyway, or a free slot.
     """
     hosts = card.streams.shape[0] - 1
-    streams = card.streams[:-1]
-    is_hidden, is_empty = (streams[:, Stream.GENERATION] & HIDDEN) != 0, streams[:, Stream.PENDING] == 0
-    is_ours = is_hidden & (streams[:, Stream.FLAGS] == slot)
-    is_free = (taken_slots(card) == 0) & is_empty
-    rank = jnp.where(is_ours, 0, jnp.where(is_hidden & is_empty, 1, jnp.where(is_free, 2, 3)))
+    is_free = taken_slots(card) == 0
+    rank = jnp.where(card.streams[:-1, Stream.MASTER] == slot, 0, jnp.where(is_free, 1, 2))
     order = jnp.argsort(rank, stable=True).astype(jnp.int32)
     chosen = get_rows(order, jnp.clip(jnp.cumsum(is_side) - 1, 0, hosts - 1))
-    is_short = is_side.sum() > (rank < 3).sum()
+    is_short = is_side.sum() > (rank < 2).sum()
     slots = jnp.where(is_side, chosen, hosts).at[0].set(slot)
-    return slots, is_side & (get_rows(rank, chosen) == 2), first_code((is_short, Code.RESOURCE_ALLOC_FAIL))
+    return slots, is_side & get_rows(is_free, chosen), first_code((is_short, Code.RESOURCE_ALLOC_FAIL))
 
 
 def _on_card(card: CardState, program: Program, place: Place, kernel_of: jax.Array) -> jax.Array:
@@ -203,12 +195,12 @@ def _blocker(card: CardState, program: Program) -> tuple:
     """The newest unfinished command whose row the program needs, or NONE."""
     place, _ = _place(card, program, jnp.int32(0))
     phase = card.table.times[:-1, Time.PHASE]
-    is_taken = (place.number < place.commands) & is_pending(phase) & (phase != Phase.CAPTURED)
-    sequence = jnp.where(is_taken, card.table.fields[:-1, Field.SEQUENCE], NONE).max()
+    is_awaited = (place.number < place.commands) & is_pending(phase) & (phase != Phase.CAPTURED)
+    sequence = jnp.where(is_awaited, card.table.fields[:-1, Field.SEQUENCE], NONE).max()
     return card, jnp.where(place.commands > card.table.rows, NONE, sequence)
 
 
-def _make_room(card: CardState, program: Program, site: Site) -> CardState:
+def _make_room(card: CardState, program: Program) -> CardState:
     """Block the host until the table has rows for the whole program, as a full queue does on a card."""
     last = NONE
     while True:
@@ -216,7 +208,7 @@ def _make_room(card: CardState, program: Program, site: Site) -> CardState:
         known = concrete(blocker)
         if known is None or known in (NONE, last):
             return card
-        card, last = settle(card, Goal(command=blocker), site), int(known)
+        card, last = await_room(card, blocker), int(known)
 
 
 @verb
@@ -224,9 +216,9 @@ def execute_program(card: CardState, program: Program, stream: Number, *, site: 
     """Run a program in ``stream``, as often as wanted (``aclmdlRIExecuteAsync``).
 
     It takes the host as long as one launch. Stream 0 of the program becomes ``stream``; its other streams are hidden
-    ones, which take free slots of the card at the first execution and are used again by later ones. The program begins
-    after what is in ``stream`` and what comes later in ``stream`` waits for all of it. Failures planned for the numbers
-    that its commands get apply; a failure in a hidden stream shows when the device is synchronised.
+    ones in free slots of the card, which are free again when the host has seen them empty. The program begins after
+    what is in ``stream`` and what comes later in ``stream`` waits for all of it. Failures planned for the numbers that
+    its commands get apply; a failure in a hidden stream is one of ``stream``.
 
     Under ``jit`` the program is one argument like others; pad programs to one number of rows to share a compilation.
 
@@ -257,5 +249,5 @@ def execute_program(card: CardState, program: Program, stream: Number, *, site: 
         card, number = load_kernel(card, spec)
         numbers.append(number)
     plain = dataclasses.replace(program, kernels=()).padded(max(program.rows, 1))
-    card = _make_room(card, plain, site)
+    card = _make_room(card, plain)
     return _append(card, plain, np.array(numbers or [NONE], np.int32), stream, site)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.layout import Context, Device, Event, EventKind, Stream
+from ascend_jax.runtime.layout import NONE, Context, Device, Event, EventKind, Stream, Thread
 from ascend_jax.runtime.rows import Number, get_row, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
@@ -42,13 +42,9 @@ def find(table: jax.Array, handle: Number, columns: type[enum.IntEnum]) -> tuple
 
 
 def master_of(streams: jax.Array) -> jax.Array:
-    """Return for each stream slot the one it works for, int32 [S + 1]: itself, or where its program was executed.
-
-    A hidden stream runs a side of a program. Its slot has :data:`GENERATIONS` in its generation, so that no handle
-    names it, and FLAGS holds the slot it works for.
-    """
-    is_hidden = (streams[:, Stream.GENERATION] & GENERATIONS) != 0
-    return jnp.where(is_hidden, streams[:, Stream.FLAGS], jnp.arange(streams.shape[0], dtype=jnp.int32))
+    """Return for each stream slot the one it works for, int32 [S + 1]: itself, or where its program was executed."""
+    master = streams[:, Stream.MASTER]
+    return jnp.where(master == NONE, jnp.arange(streams.shape[0], dtype=jnp.int32), master)
 
 
 def free_slot(alive: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -88,6 +84,7 @@ def find_stream(card: CardState, handle: Number) -> tuple[jax.Array, jax.Array]:
     default = get_row(card.contexts, jnp.maximum(context, 0))[Context.STREAM]
     handle = jnp.asarray(handle, jnp.int32)
     is_alive, slot = find(card.streams[:-1], handle, Stream)
+    is_alive &= get_row(card.streams, slot)[Stream.MASTER] == NONE  # sides of programs have no handle
     slot = jnp.where(handle == 0, jnp.maximum(default, 0), slot)
     is_mine = (handle == 0) | (is_alive & (get_row(card.streams, slot)[Stream.CONTEXT] == context))
     code = first_code((~has_context(card), Code.RT_CONTEXT_NULL), (~is_mine, Code.RT_STREAM_CONTEXT))
@@ -106,6 +103,13 @@ def find_notify(card: CardState, handle: Number) -> tuple[jax.Array, jax.Array]:
     row = slot + card.max_events
     is_alive &= get_row(card.events, row)[Event.KIND] == EventKind.NOTIFY
     return first_code((~has_context(card), Code.RT_CONTEXT_NULL), (~is_alive, Code.RT_PARAM_INVALID)), row
+
+
+def find_thread(card: CardState, thread: Number) -> tuple[jax.Array, jax.Array]:
+    """Return (whether there is such a thread, its row, in range even if not)."""
+    thread = jnp.asarray(thread, jnp.int32)
+    row = jnp.clip(thread, 0, card.threads.shape[0] - 1)
+    return (row == thread) & (get_row(card.threads, row)[Thread.ALIVE] == 1), row
 
 
 def value_cell(card: CardState, slot: Number) -> jax.Array:

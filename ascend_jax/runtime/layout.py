@@ -207,20 +207,21 @@ class Stream(enum.IntEnum):
     FLAGS = 4
     STOPS = 5  # failure mode: 1 = takes no more commands after one has failed
     REPORTER = 6  # host thread that serves its callbacks, or NONE
-    CAPTURE = 7  # 0, or a Capture
-    CAPTURE_MODE = 8
-    CAPTURE_THREAD = 9
-    LAST = 10  # row of the newest command, N when empty
-    PENDING = 11  # commands not finished yet
-    ERROR = 12  # code of the first failed command, sticky
-    HEAD = 13  # row of the oldest unfinished command, N when empty
-    KEY = 14  # order in which commands are served: priority and instant at which ready; UNREADY before
-    START_HI = 15  # of the head, once a block has started
-    START_LO = 16
-    COUNTS = 17  # blocks not started, running in the second group and in the first: 16 + 8 + 8 bits
-    CHUNKS = 18  # whole WORK_CHUNKs left per block of the second and first group: 16 + 16 bits
-    REST_FIRST = 19  # work left per block of the first group beyond the chunks
-    REST_SECOND = 20
+    MASTER = 7  # slot of the stream for which it runs a side of a program, NONE for streams of the host program
+    CAPTURE = 8  # 0, or a Capture
+    CAPTURE_MODE = 9
+    CAPTURE_THREAD = 10
+    LAST = 11  # row of the newest command, N when empty
+    PENDING = 12  # commands not finished yet
+    ERROR = 13  # code of the first failed command, sticky
+    HEAD = 14  # row of the oldest unfinished command, N when empty
+    KEY = 15  # order in which commands are served: priority and instant at which ready; UNREADY before
+    START_HI = 16  # of the head, once a block has started
+    START_LO = 17
+    COUNTS = 18  # blocks not started, running in the second group and in the first: 16 + 8 + 8 bits
+    CHUNKS = 19  # whole WORK_CHUNKs left per block of the second and first group: 16 + 16 bits
+    REST_FIRST = 20  # work left per block of the first group beyond the chunks
+    REST_SECOND = 21
 
 
 UNREADY = 2**31 - 1
@@ -256,6 +257,7 @@ class Event(enum.IntEnum):
     CAPTURED = 6  # 1: that record belongs to a capture
 
 
+NAMELESS = {Stream.REPORTER: NONE, Stream.MASTER: NONE}  # columns of a stream that is nothing to anybody
 UNUSED_EVENT = {Event.RECORD: NONE}  # columns of an event slot that nobody has
 
 
@@ -289,14 +291,15 @@ class Device(enum.IntEnum):
 
     USERS = 0  # set_device calls less reset_device calls
     ERROR = 1  # code with which the device was lost, sticky
-    THREAD = 2  # current host thread
-    CONTEXT = 3  # its current context slot, or NONE
-    INSTANTS = 4  # instants at which something happened
-    OP_TIMEOUT_HI = 5  # of kernels, 0: none
-    OP_TIMEOUT_LO = 6
-    WAIT_TIMEOUT_HI = 7  # of waits, 0: none
-    WAIT_TIMEOUT_LO = 8
-    RETIRED = 9  # commands that have left their streams
+    REFUSES = 2  # 0, or why the call under way gets no room in its queue
+    THREAD = 3  # current host thread
+    CONTEXT = 4  # its current context slot, or NONE
+    INSTANTS = 5  # instants at which something happened
+    OP_TIMEOUT_HI = 6  # of kernels, 0: none
+    OP_TIMEOUT_LO = 7
+    WAIT_TIMEOUT_HI = 8  # of waits, 0: none
+    WAIT_TIMEOUT_LO = 9
+    RETIRED = 10  # commands that have left their streams
 
 
 class Clock(enum.IntEnum):

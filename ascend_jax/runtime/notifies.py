@@ -15,7 +15,6 @@ from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, enqueue
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.event_slots import put_back, take
-from ascend_jax.runtime.events import is_wrong_timeout, timeout_fields
 from ascend_jax.runtime.handles import find_notify, find_stream
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Change, Condition, EventKind, Field, Kind
@@ -23,6 +22,7 @@ from ascend_jax.runtime.rows import Number, put_row
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import look, make_room
+from ascend_jax.runtime.timeouts import is_wrong_timeout, timeout_fields
 
 
 @stage
@@ -141,7 +141,7 @@ def wait_and_reset_notify(
       site: Call site, filled in by the runtime.
 
     Returns:
-      The card. Status as :func:`record_notify`, 107000 for a timeout below 0 or above 35 minutes.
+      The card. Status as :func:`record_notify`, 107000 for a timeout below 0.
     """
     return _wait(make_room(card, site, stream), notify, stream, timeout_s, site)
 

@@ -161,7 +161,7 @@ def init(
     host_backing_bytes = _whole_granules(host_backing_bytes)
     max_commands = 1 << (max_commands - 1).bit_length()
     nbytes = hbm_backing_bytes + host_backing_bytes + CHUNK_BYTES
-    streams = _filled(max_streams + 1, dict(layout.FRESH_HEAD) | {Stream.REPORTER: layout.NONE}, len(Stream))
+    streams = _filled(max_streams + 1, layout.FRESH_HEAD | layout.NAMELESS, len(Stream))
     streams[:, [Stream.HEAD, Stream.LAST]] = max_commands
     streams[[0, max_streams], Stream.ALIVE] = 1  # the default stream, and the host's own
     events = _filled(max_events + max_notifies, layout.UNUSED_EVENT, len(Event))

@@ -8,7 +8,7 @@ import numpy as np
 
 from ascend_jax.runtime import callsite, layout
 from ascend_jax.runtime.codes import EXPLANATIONS, AscendError, Code
-from ascend_jax.runtime.layout import StatusWord
+from ascend_jax.runtime.layout import Device, StatusWord
 from ascend_jax.runtime.rows import Number, with_entries
 from ascend_jax.runtime.state import CardState, require_single
 
@@ -25,6 +25,7 @@ def note(card: CardState, code: jax.Array, site: int | jax.Array, stream: int | 
     return dataclasses.replace(
         card,
         status=jnp.concatenate([sticky, jnp.stack([code.astype(jnp.int32), word[StatusWord.CALLS] + 1])]),
+        device=with_entries(card.device, {Device.REFUSES: int(Code.SUCCESS)}),  # held for this call
     )
 
 

@@ -28,9 +28,13 @@ COMPLETE, NOT_READY = 0, 1  # aclrtStreamStatus
 
 
 def taken_slots(card: CardState) -> jax.Array:
-    """Return int32 [S], 1 where no stream can be made: slot 0 is kept for the primary context's default stream."""
-    alive = card.streams[:-1, Stream.ALIVE]
-    return jnp.where(jnp.arange(alive.shape[0]) == 0, 1, alive)
+    """Return int32 [S], 1 where no stream can be made: slot 0 is kept for the primary context's default stream.
+
+    What ran a side of a program and is empty can be made anew.
+    """
+    streams = card.streams[:-1]
+    is_left = (streams[:, Stream.MASTER] != layout.NONE) & (streams[:, Stream.PENDING] == 0)
+    return jnp.where(jnp.arange(len(streams)) == 0, 1, streams[:, Stream.ALIVE] * ~is_left)
 
 
 def streams_free(card: CardState) -> jax.Array:

@@ -12,7 +12,7 @@ from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import is_taken, row_of
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.event_slots import EventFlag, latest_record
-from ascend_jax.runtime.handles import find_event, find_stream, has_context, master_of
+from ascend_jax.runtime.handles import find_event, find_stream, has_context
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import (
     FOREVER_HI,
@@ -26,7 +26,7 @@ from ascend_jax.runtime.layout import (
     Stream,
     Time,
 )
-from ascend_jax.runtime.rows import Number, get_row
+from ascend_jax.runtime.rows import Number, get_row, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.values import apply_effects
@@ -58,8 +58,7 @@ def _report(card: CardState, goal: Goal, ending: Ending, expired: Number, site: 
 def _stream_errors(card: CardState, stream: Number) -> jax.Array:
     """Return the error of the stream waited for; of the first stream that has one if it is all of them."""
     errors = card.streams[:, Stream.ERROR]
-    awaited = (master_of(card.streams) == stream) | (stream == ALL_STREAMS)
-    wrong = awaited & (errors != 0)
+    wrong = ((jnp.arange(len(errors)) == stream) | (stream == ALL_STREAMS)) & (errors != 0)
     return jnp.where(wrong.any(), get_row(errors, jnp.argmax(wrong)), Code.SUCCESS)
 
 
@@ -112,9 +111,22 @@ def make_room(card: CardState, site: Site, stream: Number = 0) -> CardState:
     Under ``jit`` both must be large enough: there the call answers 900001 when the table is full, and a stream is as
     deep as the table.
     """
+    del site
     card, blocker = _blocker(card, stream)
     known = concrete(blocker)
-    return card if known is None or known == NONE else settle(card, Goal(command=blocker), site)
+    return card if known is None or known == NONE else await_room(card, blocker)
+
+
+@stage
+def _refuse(card: CardState, is_stuck: jax.Array) -> CardState:
+    refuses = jnp.where(is_stuck, int(Code.DEADLOCK), int(Code.SUCCESS))
+    return dataclasses.replace(card, device=with_entries(card.device, {Device.REFUSES: refuses}))
+
+
+def await_room(card: CardState, command: jax.Array) -> CardState:
+    """Block the host until a command has gone; if it never will, the call under way is to be refused with 900003."""
+    card, ending = reach(card, Goal(command=command))
+    return _refuse(card, ending.is_stuck)
 
 
 def timeout_of(timeout_ms: Number) -> tuple[jax.Array, jax.Array]:

@@ -19,7 +19,7 @@ from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.codes import AscendError, Code
 from ascend_jax.runtime.commands import answer
 from ascend_jax.runtime.edge import Site, stage, verb
-from ascend_jax.runtime.handles import free_slot
+from ascend_jax.runtime.handles import find_thread, free_slot
 from ascend_jax.runtime.host import host_now, set_host
 from ascend_jax.runtime.layout import Device, Stream, Thread
 from ascend_jax.runtime.rows import Number, get_row, put_if, put_row, with_entries
@@ -32,13 +32,6 @@ def _all_threads(card: CardState) -> jax.Array:
     now, current = host_now(card), card.device[Device.THREAD]
     columns = {Thread.HOST_HI: now.hi, Thread.HOST_LO: now.lo, Thread.CONTEXT: card.device[Device.CONTEXT]}
     return put_row(card.threads, current, with_entries(get_row(card.threads, current), columns))
-
-
-def _find(card: CardState, thread: Number) -> tuple[jax.Array, jax.Array]:
-    """Return (whether there is such a thread, its row, in range even if not)."""
-    thread = jnp.asarray(thread, jnp.int32)
-    row = jnp.clip(thread, 0, card.threads.shape[0] - 1)
-    return (row == thread) & (get_row(card.threads, row)[Thread.ALIVE] == 1), row
 
 
 def _note(card: CardState, ok: jax.Array, wrong: Code, site: Number) -> CardState:
@@ -57,7 +50,7 @@ def _create(card: CardState, site: Number) -> tuple:
 
 @stage
 def _use(card: CardState, thread: Number, site: Number) -> CardState:
-    ok, row = _find(card, thread)
+    ok, row = find_thread(card, thread)
     row = jnp.where(ok, row, card.device[Device.THREAD])
     threads = _all_threads(card)
     entry = get_row(threads, row)
@@ -68,7 +61,7 @@ def _use(card: CardState, thread: Number, site: Number) -> CardState:
 
 @stage
 def _join(card: CardState, thread: Number, site: Number) -> CardState:
-    ok, row = _find(card, thread)
+    ok, row = find_thread(card, thread)
     entry = get_row(_all_threads(card), jnp.where(ok, row, card.device[Device.THREAD]))
     card = set_host(card, clock.later(host_now(card), Instant(entry[Thread.HOST_HI], entry[Thread.HOST_LO])))
     return _note(card, ok, Code.RT_PARAM_INVALID, site)
@@ -76,7 +69,7 @@ def _join(card: CardState, thread: Number, site: Number) -> CardState:
 
 @stage
 def _end(card: CardState, thread: Number, site: Number) -> CardState:
-    is_there, row = _find(card, thread)
+    is_there, row = find_thread(card, thread)
     is_served = (card.streams[:, Stream.ALIVE] == 1) & (card.streams[:, Stream.REPORTER] == row)
     code = first_code(
         (~is_there | (row == card.device[Device.THREAD]), Code.RT_PARAM_INVALID),
@@ -136,7 +129,7 @@ def thread_time_ns(card: CardState, thread: Number) -> int:
       AscendError: 107000 if there is no such thread.
     """
     require_single(card)
-    is_there, row = _find(card, thread)
+    is_there, row = find_thread(card, thread)
     if not is_there:
         raise AscendError(Code.RT_PARAM_INVALID, f"thread {int(thread)} does not exist")
     hi, lo = np.asarray(_all_threads(card))[int(row), [Thread.HOST_HI, Thread.HOST_LO]]

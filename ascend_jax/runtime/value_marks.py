@@ -62,11 +62,18 @@ def _traced_words(value: jax.Array) -> Words:
 
 
 def _find(card: CardState, place: Range) -> tuple[jax.Array, jax.Array]:
-    """Return (code, value slot) of an address, a new slot if it has none."""
+    """Return (code, value slot) of an address: its own, one that nobody had, or one that nobody uses.
+
+    Memory keeps the value of an address without a slot; a card without bytes keeps slots until their block is gone.
+    """
     values = card.values
     is_it = (values[:, 0] == place.pointer) & (values[:, 1] == place.offset)
-    is_free = values[:, 0] == layout.NULL
-    slot = jnp.where(is_it.any(), jnp.argmax(is_it), jnp.argmax(is_free)).astype(jnp.int32)
+    is_new = values[:, 0] == layout.NULL
+    cells = card.events.shape[0]
+    is_idle = busy_cells(card)[cells : cells + len(values)] == 0
+    is_gone = jax.vmap(lambda at: check_range(card, Range(at[0], at[1], 0, VALUE_BYTES)))(values) != Code.SUCCESS
+    is_free = is_new | (is_idle & (card.has_values | is_gone))
+    slot = jnp.argmax(is_it * 4 + is_new * 2 + is_free * 1).astype(jnp.int32)
     on_host = first_code((place.pointer < layout.NULL, Code.RT_PARAM_INVALID))
     rest = first_code(
         ((place.offset & (VALUE_BYTES - 1)) != 0, Code.RT_ADDR_UNALIGNED),
@@ -79,7 +86,9 @@ def _refresh(card: CardState, place: Range, slot: jax.Array, code: jax.Array) ->
     """Return the card with the address in its slot, and in its cell what memory holds if nobody uses the cell."""
     ok, cell = code == Code.SUCCESS, value_cell(card, slot)
     values = put_if(ok, card.values, slot, jnp.stack([place.pointer, place.offset]))
-    cells = card.cells
+    was = get_row(card.values, slot)
+    is_other = (was[0] != place.pointer) | (was[1] != place.offset)
+    cells = put_if(ok & is_other, card.cells, cell, jnp.zeros(2, jnp.int32))  # unless memory says otherwise
     if card.has_values:
         is_idle = get_row(busy_cells(card), cell) == 0
         start = jnp.where(ok, hbm.first_byte(card, place.pointer, place.offset), 0)

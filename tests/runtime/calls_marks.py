@@ -19,7 +19,6 @@ from tests.runtime.scheduler import WORD
 NOT_SUPPORTED, NO_EVENT, NO_NOTIFY, UNALIGNED = 207000, 207007, 207009, 107008
 IS_SERVED, NOT_SERVED_HERE, NOBODY_SERVES, REPORT_TIMEOUT = 107011, 107012, 107015, 507012
 SYNC, TIME_LINE, PROGRESS, DEVICE_ONLY, IPC = 0x01, 0x08, 0x02, 0x10, 0x40
-LONGEST_S = 2147
 CONDITIONS = ("GE", "EQ", "AND", "NOR")
 
 
@@ -97,6 +96,8 @@ class MarkCalls(StreamCalls):
         code = code or self._wrong_seconds(timeout_s or 0)
         if not code and not event.flags & (SYNC | EXTERNAL | IPC):
             code = NOT_SUPPORTED
+        if not code and event.kind == "plain" and event.record is None:
+            code = RT_PARAM_INVALID
         code = code or self.refusal(stream.slot)
         record = None if code or event.kind == "flag" else event.record
         is_kept = record is not None and record.sequence >= len(self.jobs) - self.rows
@@ -114,7 +115,7 @@ class MarkCalls(StreamCalls):
 
     @staticmethod
     def _wrong_seconds(timeout_s: int) -> int:
-        return SUCCESS if 0 <= timeout_s <= LONGEST_S else RT_PARAM_INVALID
+        return SUCCESS if timeout_s >= 0 else RT_PARAM_INVALID
 
     def query_event(self, handle: int) -> int:
         """0: complete or never recorded."""

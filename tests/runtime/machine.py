@@ -166,6 +166,7 @@ class Machine:
 
     def answer(self, code: int) -> int:
         self.calls += 1
+        self.refuses = SUCCESS
         self.last = code
         self.sticky = self.sticky or code
         return code
@@ -258,8 +259,8 @@ class Machine:
             queue = self.scheduler.queues[stream.slot]
             blocker = queue[0] if len(queue) >= self.fields["queue_depth"] else None
         if blocker is not None:
-            code = self.settle(lambda: not blocker.is_open, job=blocker)
-            self.sticky = self.sticky or code
+            ending = self.wait(lambda: not blocker.is_open, None)
+            self.refuses = DEADLOCK if ending == "stuck" else SUCCESS  # what this call then answers
 
     def _row_taken_by(self) -> Job | None:
         """The command whose row of the table the next one would take, if it is not over."""
@@ -274,7 +275,8 @@ class Machine:
     def refusal(self, slot: int) -> int:
         """Return why a stream takes nothing more, or 0."""
         stops = slot in self.scheduler.stop_on_failure
-        return self.scheduler.device_error or (self.scheduler.stream_error[slot] if stops else SUCCESS)
+        stopped = self.scheduler.stream_error[slot] if stops else SUCCESS
+        return self.scheduler.device_error or stopped or self.refuses
 
     def enqueue(self, kind: str, slot: int, **fields: Any) -> tuple[int, Job | None]:
         code = self.refusal(slot) or (TABLE_FULL if self._row_taken_by() else SUCCESS)

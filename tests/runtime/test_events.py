@@ -112,15 +112,16 @@ def test_a_wait_is_bound_to_the_latest_record_of_its_call(card, kind):
     assert spans(card, Kind.MEMSET) == [(1, 50, 550), (1, 550, 7550), (2, 7550, 7750)]
 
 
-@pytest.mark.parametrize("kind", ["plain", "ex"])
-def test_an_event_without_record_holds_nobody_up(card, kind):
-    card, event = MAKE[kind](card)
+def test_an_ex_event_without_record_holds_nobody_up_and_a_plain_one_is_refused(card):
+    card, plain = aj.create_event(card)
+    assert code(aj.stream_wait_event(card, 2, plain)) == WRONG
+    card, event = MAKE["ex"](aj.destroy_event(card, plain))
     card = fill(card, 1, 5000)
-    card = aj.stream_wait_event(card, 2, event)  # issued at 60
+    card = aj.stream_wait_event(card, 2, event)  # issued at 70
     card = aj.record_event(card, event, 1)
     card = aj.synchronize_device(card)
     assert code(card) == 0
-    assert spans(card, Kind.EVENT_WAIT) == [(2, 60, 60)]
+    assert spans(card, Kind.EVENT_WAIT) == [(2, 70, 70)]
 
 
 def test_a_wait_for_a_flag_event_may_come_first(card):
@@ -285,7 +286,7 @@ def test_what_each_kind_and_flag_cannot_do(card):
     }
     never = aj.Code.RT_INTERNAL_ERROR
     events = {
-        "plain": (made(aj.create_event), {"reset": NO_SUPPORT, "elapsed": never}),
+        "plain": (made(aj.create_event), {"wait": WRONG, "reset": NO_SUPPORT, "elapsed": never}),
         "flag": (made(aj.create_event_with_flag, SYNC), {"elapsed": never}),
         "flag, no sync": (
             made(aj.create_event_with_flag, TIME),
@@ -417,10 +418,22 @@ def test_a_record_that_the_table_has_forgotten_is_done_but_has_no_time(card):
     assert code(card) == 0
 
 
-@pytest.mark.parametrize("kind", ["plain", "ex"])
-def test_a_wait_takes_its_stream_into_the_capture(card, kind):
+@pytest.mark.parametrize("kind", ["plain", "flag"])
+def test_a_capture_takes_ex_and_external_events_only(card, kind):
     card, event = MAKE[kind](card)
-    card, outside = MAKE[kind](card)
+    begun = aj.capture_begin(aj.record_event(card, event, 0), 1)
+    for call in (
+        lambda card: aj.record_event(card, event, 1),
+        lambda card: aj.stream_wait_event(card, 1, event),
+    ):
+        refused = call(begun)
+        assert code(refused) == NO_SUPPORT
+        np.testing.assert_array_equal(refused.table.fields, begun.table.fields)
+
+
+def test_a_wait_takes_its_stream_into_the_capture(card):
+    card, event = MAKE["ex"](card)
+    card, outside = MAKE["ex"](card)
     card = aj.record_event(card, outside, 0)
     card = aj.capture_begin(card, 1, 1)
     card = aj.record_event(card, event, 1)

@@ -188,6 +188,65 @@ def test_failures_of_the_program_and_planned_ones_apply(card):
         assert phases == [Phase.DONE, Phase.FAULTED, Phase.DONE]
 
 
+def two_streams(**fault: int):
+    """A program whose side stream does one kernel, with a fault if wanted."""
+    rows = [
+        {Field.KIND: Kind.EVENT_RECORD, Field.STREAM: 0},
+        {Field.KIND: Kind.EVENT_WAIT, Field.STREAM: 1, Field.DEPENDS: 0},
+        {Field.KIND: Kind.KERNEL, Field.STREAM: 1, Field.BLOCK_LO: 500},
+        {Field.KIND: Kind.EVENT_WAIT, Field.STREAM: 0, Field.DEPENDS: 2},
+    ]
+    program = program_from_rows(rows)
+    return program.with_fault(2, fault["code"]) if fault else program
+
+
+def test_a_failure_in_a_side_is_one_of_the_stream_and_of_no_other(card):
+    bad = int(Code.RT_AICPU_EXCEPTION)
+    ran = aj.synchronize_stream(execute_program(card, two_streams(code=bad), 1), 1)
+    assert code(ran) == bad
+    after, answer = aj.stream_query(ran, 1)
+    assert (code(after), int(answer)) == (bad, -1)
+    other = aj.synchronize_stream(execute_program(ran, two_streams(), 2), 2)
+    assert code(other) == 0
+    assert code(aj.synchronize_stream(other, 1)) == bad
+    fresh, handle = aj.create_stream(aj.destroy_stream(ran, 1))
+    assert code(aj.synchronize_stream(fresh, handle)) == 0
+
+
+def test_a_stream_that_stops_takes_the_sides_of_its_programs_along(card, pointer):
+    bad = int(Code.RT_AICPU_EXCEPTION)
+    card = aj.set_stream_failure_mode(card, 1, 1)
+    ran = execute_program(card, two_streams(code=bad), 1)
+    ran = aj.synchronize_stream(aj.memset_async(ran, pointer, 1, 8, 1), 1)
+    assert code(ran) == bad
+    assert code(execute_program(ran, two_streams(), 1)) == bad
+
+
+def test_streams_of_finished_programs_can_be_made_anew(card):
+    free = int(aj.stream_available_count(card)[1])
+    ran = aj.synchronize_stream(execute_program(card, two_streams(), 1), 1)
+    assert int(aj.stream_available_count(ran)[1]) == free
+    made = ran
+    for _ in range(free):
+        made, handle = aj.create_stream(made)
+        assert code(made) == 0 and int(handle) > 0
+    assert code(execute_program(made, two_streams(), 1)) == Code.RESOURCE_ALLOC_FAIL
+
+
+def test_a_program_takes_no_row_of_a_callback_that_is_still_to_be_run():
+    card, _ = make(max_commands=8)
+    card = aj.launch_callback(aj.subscribe_report(card, 0, 1), 1, 5, is_blocking=False)
+    card = aj.synchronize_stream(card, 1)
+    program = program_from_rows([{Field.KIND: Kind.KERNEL, Field.STREAM: 0, Field.BLOCK_LO: 5}] * 6)
+    card = execute_program(card, program, 2)
+    assert code(card) == 0
+    full = execute_program(aj.synchronize_device(card), program, 2)
+    assert code(full) == Code.TABLE_FULL
+    card, callback = aj.process_report(card, 100)
+    assert (code(card), int(callback)) == (0, 5)
+    assert code(execute_program(aj.synchronize_device(card), program, 2)) == 0
+
+
 def test_a_failure_planned_for_a_captured_command_is_not_recorded(card, pointer):
     begun = inject_fault(capture_begin(card, 1), Code.RT_AICPU_EXCEPTION)
     ended, program = capture_end(aj.memset_async(begun, pointer, 1, 8, 1), 1)

@@ -155,6 +155,20 @@ def flow(card, ns):
     return aj.synchronize_device(aj.destroy_notify(card, other))
 
 
+def test_a_full_queue_behind_a_wait_that_never_ends_refuses_the_call(card):
+    card = aj.wait_and_reset_notify(dataclasses.replace(card, chip=card.chip.replace(queue_depth=4)), 0, 1)
+    for _ in range(3):
+        card = fill(card, 1, 200)
+    before = aj.status(card)
+    refused = fill(card, 1, 200)
+    assert code(refused) == aj.Code.DEADLOCK
+    now = aj.status(refused)
+    assert (now.call, now.stream, now.calls) == (before.calls, 1, before.calls + 1)
+    assert code(fill(refused, 2, 200)) == 0  # the others go on
+    freed = aj.record_notify(refused, 0, 2)
+    assert code(aj.synchronize_device(fill(freed, 1, 200))) == 0
+
+
 def test_jit_and_vmap_do_the_same(card):
     lanes = jnp.array([500, 4000], jnp.int32)
     batched = jax.jit(jax.vmap(flow, in_axes=(None, 0)), compiler_options=aj.QUICK_TO_COMPILE)(card, lanes)

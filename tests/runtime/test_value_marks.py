@@ -178,7 +178,7 @@ def test_an_address_beyond_the_real_bytes(lab):
 def test_slots_run_out(lab):
     card, flag = lab
     for offset in (0, 8, 0, 8):
-        card = aj.value_write(card, flag, 1, 1, offset=offset)
+        card = aj.value_wait(card, flag, 1, 1, offset=offset)
         assert code(card) == 0
     assert code(aj.value_write(card, flag, 1, 1, offset=16)) == aj.Code.OBJECT_TABLE_FULL
     assert code(aj.value_wait(card, flag, 1, 1, offset=16)) == aj.Code.OBJECT_TABLE_FULL
@@ -198,6 +198,28 @@ def test_a_card_without_bytes_keeps_what_was_written():
     card = aj.synchronize_device(aj.value_write(card, flag, 6, 0))
     assert code(aj.synchronize_stream(aj.value_wait(card, flag, 6, stream, flag=EQUAL), stream)) == 0
     assert code(aj.synchronize_stream(aj.value_wait(card, flag, 7, stream), stream)) == aj.Code.DEADLOCK
+
+
+def test_addresses_that_nobody_uses_give_their_slot_to_others(lab):
+    card, flag = lab
+    for number in range(5):  # of two slots
+        card = aj.synchronize_device(aj.value_write(card, flag, number + 1, 1, offset=8 * number))
+        assert code(card) == 0
+    assert memory(card, flag, 5) == [1, 2, 3, 4, 5]
+    card = aj.value_wait(card, flag, 1, 1, flag=EQUAL)  # memory has kept what the slot no longer has
+    assert code(aj.synchronize_stream(card, 1)) == 0
+
+
+def test_without_bytes_an_address_keeps_its_slot_until_its_block_is_gone():
+    card = card_of(COSTS, MARK_SIZES)
+    card, flag = aj.malloc(card, 64)
+    card, other = aj.malloc(card, 64)
+    for number in range(2):
+        card = aj.synchronize_device(aj.value_write(card, flag, 5, 0, offset=8 * number))
+    assert code(aj.value_write(card, flag, 5, 0, offset=16)) == aj.Code.OBJECT_TABLE_FULL
+    card = aj.value_wait(aj.free(card, flag), other, 5, 0, flag=EQUAL)
+    assert code(card) == 0
+    assert code(aj.synchronize_device(card)) == aj.Code.DEADLOCK  # nothing is left of what was there
 
 
 def test_words_of_values():
