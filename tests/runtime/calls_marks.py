@@ -186,7 +186,8 @@ class MarkCalls(StreamCalls):
         if not code and place[0] <= 0:
             code = RT_PARAM_INVALID if place[0] else INVALID_PARAM
         code = code or self.check(*place, 8) or (UNALIGNED if place[1] % 8 else SUCCESS)
-        if not code and address not in self.values and len(self.values) == self.max_values:
+        in_use = {other for other, cell in self.values.items() if self.is_busy(cell)}
+        if not code and address not in in_use and len(in_use) == self.max_values:
             code = OBJECTS_FULL
         code = code or wrong
         cell = self.values.get(address, -1)
