@@ -259,8 +259,8 @@ EXPLANATIONS: dict[int, Explanation] = {
     ),
     Code.RT_STREAM_CAPTURE_INVALIDATED: Explanation(
         "ACL_ERROR_RT_STREAM_CAPTURE_INVALIDATED",
-        "a forbidden call during the capture has made it useless",
-        "end it, remove the call that failed first, and capture again",
+        "the captured stream takes no more commands: it or the device has failed during the capture",
+        "see what failed first, and capture again",
     ),
     Code.PARAM_NULLPTR: Explanation(
         "ACLNN_ERR_PARAM_NULLPTR",
