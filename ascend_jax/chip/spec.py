@@ -18,13 +18,17 @@ from ascend_jax.chip.fields import CERTAINTIES, COUNT, EXACT_UNITS, FIELDS, INDE
 _FLOAT32 = np.finfo(np.float32)
 _FIRST_910B = (
     "in CANN's platform files it is a 30-core, 900 MHz SKU of the first-generation 910, no Atlas A2 card; "
-    "for Atlas A2 name the SKU that npu-smi shows: Ascend910B1, Ascend910B2, Ascend910B3 or Ascend910B4"
+    "for Atlas A2 name the SKU that npu-smi shows: Ascend910B1, Ascend910B2, Ascend910B3 or Ascend910B4; "
+    "if that first-generation SKU is meant, ask for Ascend910B_gen1"
 )
 _REFUSED = {
     "910b": _FIRST_910B,
     "910c": "a 910C package shows as two devices, one per die; ask for one die: Ascend910_9392",
     "910": "it names a generation, not a chip; the first-generation training chip is Ascend910A",
     "310p": "it names a generation, not a chip; ask for Ascend310P3",
+    "310b": "it names a generation, not a chip; ask for Ascend310B1",
+    "950": "it names a generation, not a chip; ask for Ascend950PR_9589",
+    "950pr": "it names a product line, not a chip; ask for Ascend950PR_9589",
 }
 
 
@@ -86,7 +90,7 @@ def chips() -> tuple[str, ...]:
         True
     """
     stems = (entry.name.removesuffix(".toml") for entry in _data().iterdir() if entry.name.endswith(".toml"))
-    return tuple(sorted(stem for stem in stems if not stem.startswith("family-")))
+    return tuple(sorted(stem for stem in stems if not stem.startswith(("family-", "instructions"))))
 
 
 def chip(name: str) -> ChipSpec:
