@@ -18,12 +18,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ascend_jax.chip import cost, memory
 from ascend_jax.chip.onchip import Buffer, OnChipPlan, place
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops.attention.tiling import TILES, AttentionCost, AttentionShape, choose_tile
 from ascend_jax.ops.attention.visibility import Visibility
+from ascend_jax.runtime.kernels import LIMITS
 
 BACKWARD_TILES = tuple((rows, cols) for rows in (64, 128) for cols in (64, 128, 256, 512))
 _CYCLES = 12.0  # a repeat of the round's vector work
@@ -46,10 +48,10 @@ def forward_flop(shape: AttentionShape) -> float:
     return 2.0 * (shape.dim + shape.value_dim) * pairs * shape.batch * shape.heads
 
 
-def backward_buffers(shape: AttentionShape, tile: tuple[int, int]) -> tuple[Buffer, ...]:
+def backward_buffers(shape: AttentionShape, tile: tuple[Any, Any]) -> tuple[Buffer, ...]:
     """On-chip buffers of a backward tile (kv_rows, q_cols): as forward, with two score tiles in UB."""
     rows, cols = tile
-    size, step = shape.dtype_bytes, min(rows, cost.BASE)
+    size, step, width = shape.dtype_bytes, jnp.minimum(rows, cost.BASE), jnp.minimum(cols, cost.BASE)
     depth = 256 // size
     dim, value_dim = min(shape.dim, cost.BASE), min(shape.value_dim, cost.BASE)
     return (
@@ -57,10 +59,10 @@ def backward_buffers(shape: AttentionShape, tile: tuple[int, int]) -> tuple[Buff
         Buffer("L1", "value", rows * shape.value_dim * size),
         Buffer("L1", "query", step * dim * size, copies=2),
         Buffer("L1", "gradient", step * value_dim * size, copies=2),
-        Buffer("L1", "probability", step * min(cols, cost.BASE) * size, copies=2),
+        Buffer("L1", "probability", step * width * size, copies=2),
         Buffer("L0A", "left", step * depth * size, copies=2),
         Buffer("L0B", "right", cost.BASE * depth * size, copies=2),
-        Buffer("L0C", "product", step * max(dim, min(cols, cost.BASE)) * 4),
+        Buffer("L0C", "product", step * jnp.maximum(dim, width) * 4),
         Buffer("UB", "score", 8 * cols * 4, copies=2),
         Buffer("UB", "score_gradient", 8 * cols * 4, copies=2),
         Buffer("UB", "probability", 8 * cols * size, copies=2),
@@ -68,7 +70,7 @@ def backward_buffers(shape: AttentionShape, tile: tuple[int, int]) -> tuple[Buff
     )
 
 
-def place_backward(spec: ChipSpec, shape: AttentionShape, tile: tuple[int, int]) -> OnChipPlan:
+def place_backward(spec: ChipSpec, shape: AttentionShape, tile: tuple[Any, Any]) -> OnChipPlan:
     """Where the buffers of a backward tile lie."""
     return place(spec, backward_buffers(shape, tile))
 
@@ -104,42 +106,56 @@ def backward_cost(
     """
     if min(tile) < 16 or tile[0] % 16 or tile[1] % 16:
         raise ValueError(f"tile {tile}: both sides are multiples of 16, the edge of a cube step")
-    rows, cols = (min(side, -(-length // 16) * 16) for side, length in zip(tile, (shape.kv_len, shape.q_len), strict=True))
+    return _backward_cost(spec, shape, *tile, library)
+
+
+def _backward_cost(spec: ChipSpec, shape: AttentionShape, kv_rows: Any, q_cols: Any, library: bool) -> BackwardCost:
+    rows, cols = (jnp.minimum(side, -(-size // 16) * 16) for side, size in ((kv_rows, shape.kv_len), (q_cols, shape.q_len)))
     with jax.named_scope("attention_backward_cost"):
-        blocks = shape.batch * shape.heads * -(-shape.kv_len // rows)
+        blocks = shape.batch * shape.heads * jnp.ceil(shape.kv_len / rows)
         used = jnp.minimum(spec["cube_cores"], blocks)
         waves = jnp.ceil(blocks / used)
         pairs = Visibility(shape.q_len, shape.kv_len, shape.mode).live_pairs()
-        rounds = max(pairs / (shape.kv_len * cols), 1.0)  # of a mean block
+        rounds = jnp.maximum(float(pairs) / (shape.kv_len * cols), 1.0)  # of a mean block
         units = rounds * _round(spec, shape, rows, cols)
-        arrays = (4 * shape.heads + 4 * shape.kv_heads) * shape.batch * shape.dtype_bytes  # q, o, do, dq; k, v, dk, dv
-        hbm = float(arrays * max(shape.q_len, shape.kv_len) * max(shape.dim, shape.value_dim))
+        hbm = _backward_bytes(shape)
         units = units.at[2].max(cost.copy_ns(spec, hbm, memory.hbm_rate(spec)) / waves)
         longest = units.max()
         block_ns = longest + spec["attention_overlap_loss"] * (units.sum() - longest)
-        fixed = spec["attention_fixed_ns"] if library else spec["attention_start_ns"]
-        duration = spec["kernel_head_ns"] + fixed + waves * block_ns
-        fits = place_backward(spec, shape, (rows, cols)).fits
+        fixed = spec["kernel_head_ns"] + (spec["attention_fixed_ns"] if library else spec["attention_start_ns"])
+        fits = jnp.asarray(place_backward(spec, shape, (rows, cols)).fits)
         return BackwardCost(
-            duration_ns=jnp.where(fits, duration, jnp.inf),
+            duration_ns=jnp.where(fits, fixed + waves * block_ns, jnp.inf),
             units_ns=waves * units,
             hbm_bytes=jnp.float32(hbm),
-            blocks=jnp.int32(blocks),
+            blocks=blocks.astype(jnp.int32),
             waves=waves.astype(jnp.int32),
-            limit=jnp.where(spec["kernel_head_ns"] + fixed > waves * block_ns, 3, jnp.argmax(units)).astype(jnp.int32),
-            fits=jnp.asarray(fits),
+            limit=jnp.where(fixed > waves * block_ns, LIMITS.index("fixed"), jnp.argmax(units)).astype(jnp.int32),
+            fits=fits,
         )
+
+
+def _backward_bytes(shape: AttentionShape) -> float:
+    """Bytes from and to HBM: queries, output and their gradients; keys, values and theirs."""
+    queries = 2.0 * shape.heads * shape.q_len * (shape.dim + shape.value_dim)
+    keys = 2.0 * shape.kv_heads * shape.kv_len * (shape.dim + shape.value_dim)
+    return shape.batch * shape.dtype_bytes * (queries + keys)
 
 
 def backward(spec: ChipSpec, shape: AttentionShape, *, library: bool = True) -> tuple[BackwardCost, jax.Array]:
     """Cost of attention backward with the fastest tile of BACKWARD_TILES, and its index there."""
-    costs = [backward_cost(spec, shape, tile, library=library) for tile in BACKWARD_TILES]
-    table = jax.tree.map(lambda *leaves: jnp.stack(leaves), *costs)
+    table = backward_costs(spec, shape, library=library)
     best = jnp.argmin(table.duration_ns)
     return jax.tree.map(lambda leaf: leaf[best], table), best.astype(jnp.int32)
 
 
-def _round(spec: ChipSpec, shape: AttentionShape, rows: int, cols: int) -> jax.Array:
+def backward_costs(spec: ChipSpec, shape: AttentionShape, *, library: bool = True) -> BackwardCost:
+    """Costs with all tiles of BACKWARD_TILES, leaves `[T]`, in one vmapped call."""
+    rows, cols = (np.array(side, np.int32) for side in zip(*BACKWARD_TILES, strict=True))
+    return jax.vmap(lambda r, c: _backward_cost(spec, shape, r, c, library))(rows, cols)
+
+
+def _round(spec: ChipSpec, shape: AttentionShape, rows: Any, cols: Any) -> jax.Array:
     """(cube, vector, memory) ns of one round, `[3]`."""
     size, dim, value_dim = shape.dtype_bytes, shape.dim, shape.value_dim
     cube = cost.matmul_ns(spec, cols, rows, dim, size) + cost.matmul_ns(spec, cols, rows, value_dim, size)

@@ -194,10 +194,15 @@ def choose_tile(
 
     Of equal times the first in the table wins; `fits` is False and the time inf if no tile fits.
     """
-    table = Tile(*(np.asarray(column, np.int32) for column in zip(*TILES[shape.dtype_bytes], strict=True)))
-    costs = jax.vmap(lambda tile: matmul_cost(spec, shape, tile, cores=cores, fixed_ns=fixed_ns))(table)
+    costs = tile_costs(spec, shape, cores=cores, fixed_ns=fixed_ns)
     best = jnp.argmin(costs.duration_ns)
     return jax.tree.map(lambda leaf: leaf[best], costs), best.astype(jnp.int32)
+
+
+def tile_costs(spec: ChipSpec, shape: MatmulShape, *, cores: Any = None, fixed_ns: Any = None) -> MatmulCost:
+    """Costs with all tiles of `TILES[dtype_bytes]`, leaves `[T, ...]`, in one vmapped call."""
+    table = Tile(*(np.asarray(column, np.int32) for column in zip(*TILES[shape.dtype_bytes], strict=True)))
+    return jax.vmap(lambda tile: matmul_cost(spec, shape, tile, cores=cores, fixed_ns=fixed_ns))(table)
 
 
 def _step(spec: ChipSpec, shape: MatmulShape, tile: Tile, used: Any, constant_tiling: bool) -> jax.Array:

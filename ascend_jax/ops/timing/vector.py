@@ -179,10 +179,15 @@ def vector_cost(spec: ChipSpec, shape: VectorShape, elements: Any, *, cores: Any
 
 def choose_tile(spec: ChipSpec, shape: VectorShape, *, cores: Any = None) -> tuple[VectorCost, jax.Array]:
     """Cost with the fastest tile of `TILES`, and its index; all in one vmapped call, first of equal times."""
-    table = np.asarray(TILES, np.int32)
-    costs = jax.vmap(lambda elements: vector_cost(spec, shape, elements, cores=cores))(table)
+    costs = tile_costs(spec, shape, cores=cores)
     best = jnp.argmin(costs.duration_ns)
     return jax.tree.map(lambda leaf: leaf[best], costs), best.astype(jnp.int32)
+
+
+def tile_costs(spec: ChipSpec, shape: VectorShape, *, cores: Any = None) -> VectorCost:
+    """Costs with all tiles of `TILES`, leaves `[len(TILES), ...]`, in one vmapped call."""
+    table = np.asarray(TILES, np.int32)
+    return jax.vmap(lambda elements: vector_cost(spec, shape, elements, cores=cores))(table)
 
 
 def _tile_ns(
