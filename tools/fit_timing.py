@@ -31,7 +31,11 @@ CONSTANTS: dict[str, dict[str, tuple[float, float, float]]] = {
         "flag_cycles": (1.0, 200.0, 20.0),
         "tiling_cycles": (0.0, 100.0, 8.0),
     },
-    "attention": {"attention_start_ns": (100.0, 30000.0, 3000.0)},
+    "attention": {
+        "attention_overlap_loss": (0.0, 1.0, 0.04),
+        "attention_fixed_ns": (100.0, 1e5, 8000.0),
+        "attention_start_ns": (100.0, 30000.0, 3000.0),
+    },
     "collective": {
         "collective_efficiency": (0.3, 1.0, 0.03),
         "collective_step_ns": (500.0, 20000.0, 500.0),

@@ -100,7 +100,14 @@ FIELDS: dict[str, tuple[str, str]] = {
 
 INDEX: dict[str, int] = {name: index for index, name in enumerate(FIELDS)}
 MAY_BE_ZERO = frozenset(
-    {"malloc_pad_bytes", "attention_overlap_loss", "overlap_loss", "miss_exposed", "tiling_cycles", "burst_overhead_bytes"}
+    {
+        "malloc_pad_bytes",
+        "attention_overlap_loss",
+        "overlap_loss",
+        "miss_exposed",
+        "tiling_cycles",
+        "burst_overhead_bytes",
+    }
     | {"fabric_kind", "fabric_links"}
 )
 EXACT_UNITS = frozenset({COUNT, BYTES, HZ, NS, BYTES_PER_CYCLE, MACS})  # values that float32 must hold

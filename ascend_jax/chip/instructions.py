@@ -31,7 +31,8 @@ def instructions() -> dict[str, Instruction]:
     """
     text = importlib.resources.files("ascend_jax.chip").joinpath("data/instructions.toml").read_text(encoding="utf-8")
     return {
-        name: Instruction(*(float(row[key]) for key in Instruction._fields)) for name, row in tomllib.loads(text).items()
+        name: Instruction(*(float(row[key]) for key in Instruction._fields))
+        for name, row in tomllib.loads(text).items()
     }
 
 

@@ -7,7 +7,7 @@
 | ring AllReduce = 2 (p - 1) a + 2 (p - 1) / p n b | HCCL documents |
 | Clos: mesh steps, (p - 1) / p n through all links of a device | a switch lets a device use all its links to any peers |
 | across servers: ReduceScatter inside + AllReduce of n / p over RoCE + AllGather inside | HCCL documents |
-| mesh, Clos: + min(n, chunk) / fill rate | the first chunk passes before the pipeline of copies and links is full |
+| mesh, Clos: + min(n, chunk) / fill rate | the first chunk passes before copies and links overlap |
 
 a is `collective_step_ns`, b is 1 / (link rate * `collective_efficiency`). The reduction itself is hidden behind links.
 """
@@ -71,7 +71,12 @@ def path_rate(spec: ChipSpec, path: str) -> Any:
     Raises:
         ValueError: No such path.
     """
-    rates = {"die": "die_bytes_per_s", "network": "network_bytes_per_s", "pcie": "pcie_bytes_per_s", "host": "h2d_bytes_per_s"}
+    rates = {
+        "die": "die_bytes_per_s",
+        "network": "network_bytes_per_s",
+        "pcie": "pcie_bytes_per_s",
+        "host": "h2d_bytes_per_s",
+    }
     if path == "host":
         return jnp.asarray(spec["h2d_bytes_per_s"])  # measured, so it holds its own efficiency
     if path in rates:
@@ -88,7 +93,12 @@ def path_latency_ns(spec: ChipSpec, path: str) -> Any:
     Raises:
         ValueError: No such path.
     """
-    fields = {"die": "die_latency_ns", "network": "network_latency_ns", "pcie": "copy_latency_ns", "host": "copy_latency_ns"}
+    fields = {
+        "die": "die_latency_ns",
+        "network": "network_latency_ns",
+        "pcie": "copy_latency_ns",
+        "host": "copy_latency_ns",
+    }
     if path not in PATHS:
         raise ValueError(f"no path {path!r}; there are {', '.join(PATHS)}")
     return spec[fields.get(path, "fabric_latency_ns")]

@@ -4,7 +4,7 @@
 |---|---|
 | rate of a core = min(alone, group / cores of the group, aggregate / cores) | cores share a port, then HBM or L2 |
 | `run_share` = run / (run + overhead) | a short contiguous run leaves parts of a 512 B line and of a burst unused |
-| `miss_share` m = 1 - exp(-m W / C) | a working set W walked in a cycle through an L2 that keeps C, replaced at random |
+| `miss_share` m = 1 - exp(-m W / C) | a working set W walked in turn through an L2 that keeps C, at random |
 | time of a copy >= `copy_issue_cycles` | its queue starts one instruction at a time |
 """
 
@@ -55,7 +55,7 @@ def run_share(spec: ChipSpec, run_bytes: Any) -> jax.Array:
 
 
 def aligned_share(spec: ChipSpec, address_bytes: Any) -> jax.Array:
-    """Share of the rate for runs that start at multiples of `address_bytes`: 1 on an L2 line, else `unaligned_share`."""
+    """Share of the rate for runs that start at multiples of an address: 1 on an L2 line, else `unaligned_share`."""
     is_aligned = jnp.asarray(address_bytes) % spec["l2_line_bytes"] == 0
     return jnp.where(is_aligned, 1.0, spec["unaligned_share"]).astype(jnp.float32)
 

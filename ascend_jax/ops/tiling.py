@@ -22,6 +22,7 @@ from ascend_jax.ops.timing import attention, matmul, vector
 from ascend_jax.ops.timing.confidence import Confidence, confidence
 from ascend_jax.ops.timing.matmul import MatmulShape, Tile
 from ascend_jax.ops.timing.measured import Measurements
+from ascend_jax.ops.timing.targets import DTYPE_BYTES
 from ascend_jax.ops.timing.vector import OPERATORS, VectorShape
 from ascend_jax.runtime.kernels import LIMITS as UNITS
 
@@ -75,8 +76,8 @@ def choose(
     Args:
         operator: "matmul", "flash_attention", "flash_attention_backward", or a vector operator
             (`ops.timing.vector.OPERATORS`: add, softmax, layer_norm, transpose, copy, ...).
-        shape: matmul (m, n, k) or (m, n, k, batch); attention an `AttentionShape` or (batch, heads, q_len, kv_len, dim);
-            vector operators (rows, columns).
+        shape: matmul (m, n, k) or (m, n, k, batch); attention an `AttentionShape` or (batch, heads, q_len, kv_len,
+            dim); vector operators (rows, columns).
         dtype: "float16", "bfloat16", "float32", "int8" (or fp16, bf16, fp32).
         chip_or_name: A chip or its name.
         measurements: Your own times; one of this operator, shape and dtype replaces the predicted time.
@@ -122,9 +123,9 @@ def check(operator: str, shape: Any, dtype: str, chip_or_name: ChipSpec | str, t
         ValueError: As `choose`, or a tile of the wrong length.
 
     Example:
-        >>> check("matmul", (4096, 4096, 4096), "float16", "910B2", (256, 256, 64, 1))
+        >>> check("matmul", (4096, 4096, 4096), "float16", "910B2", (256, 256, 64, 1))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        ascend_jax.chip.onchip.OnChipError: buffers do not fit: L0C: 262144 bytes asked for, 131072 available; take a smaller tile or fewer copies
+        ascend_jax.chip.onchip.OnChipError: buffers do not fit: L0C: 262144 bytes asked for, 131072 available; ...
     """
     spec = chip(chip_or_name) if isinstance(chip_or_name, str) else chip_or_name
     family = _family(operator, _dtype_bytes(dtype))
@@ -166,18 +167,30 @@ def _problem(operator: str, shape: Any, dtype: str) -> Any:
     if len(sizes) not in lengths:
         raise ValueError(f"shape {sizes}: {operator} takes ({names})")
     if operator == "matmul":
-        return MatmulShape(*sizes[:3], size, *sizes[3:])
+        m, n, k, *batch = sizes
+        return MatmulShape(m, n, k, size, *batch[:1])
     if operator in OPERATORS:
-        return VectorShape(operator, *sizes, size)
-    batch, heads, q_len, kv_len, dim = sizes
-    return AttentionShape(batch, heads, heads, q_len, kv_len, dim, dim, size)
+        return VectorShape(operator, sizes[0], sizes[1], size)
+    b, heads, q_len, kv_len, dim = sizes
+    return AttentionShape(b, heads, heads, q_len, kv_len, dim, dim, size)
+
+
+def compulsory_bytes(operator: str, shape: Any, dtype: str) -> float:
+    """Bytes of all inputs and outputs, each once."""
+    full, size = _problem(operator, shape, dtype), _dtype_bytes(dtype)
+    if isinstance(full, MatmulShape):
+        return float(full.batch) * (size * (full.m * full.k + full.k * full.n) + full.output_bytes * full.m * full.n)
+    if isinstance(full, VectorShape):
+        return float(full.read_bytes + full.written_bytes)
+    queries = full.batch * full.heads * full.q_len * (full.dim + full.value_dim)
+    keys = full.batch * full.kv_heads * full.kv_len * (full.dim + full.value_dim)
+    return float(size * (queries + keys)) * (2.0 if operator == "flash_attention_backward" else 1.0)
 
 
 def _dtype_bytes(dtype: str) -> int:
-    sizes = {"float16": 2, "fp16": 2, "bfloat16": 2, "bf16": 2, "float32": 4, "fp32": 4, "int8": 1}
-    if dtype not in sizes:
-        raise ValueError(f"dtype {dtype!r}: one of {', '.join(sizes)}")
-    return sizes[dtype]
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(f"dtype {dtype!r}: one of {', '.join(DTYPE_BYTES)}")
+    return DTYPE_BYTES[dtype]
 
 
 def _family(operator: str, size: int) -> _Family:
@@ -186,8 +199,8 @@ def _family(operator: str, size: int) -> _Family:
     if operator == "flash_attention":
         return _Family("attention", ("q_rows", "kv_cols"), forward.TILES, UNITS)
     if operator == "flash_attention_backward":
-        return _Family("attention", ("kv_rows", "q_cols"), attention.BACKWARD_TILES, UNITS)
-    return _Family("memory", ("elements",), vector.TILES, vector.LIMITS)
+        return _Family("attention_backward", ("kv_rows", "q_cols"), attention.BACKWARD_TILES, UNITS)
+    return _Family("vector", ("elements",), vector.TILES, vector.LIMITS)
 
 
 def _evaluate(operator: str, full: Any) -> Callable[[ChipSpec], Any]:
@@ -239,10 +252,13 @@ def _explain(candidates: tuple[Candidate, ...], limit: str) -> str:
         other = min(faster, key=lambda each: each.time_us)
         saved = 100 * (1 - other.time_us / best.time_us)
         level = other.refused.split(":")[0]
-        text += f"; {level} size is the next limit: {_sides(other.tile)} would save {saved:.0f} % but needs {other.refused}"
+        text += (
+            f"; {level} size is the next limit: {_sides(other.tile)} would save {saved:.0f} % but needs {other.refused}"
+        )
     second = next((each for each in candidates[1:] if not each.refused and each.time_us > best.time_us), None)
     if second:
-        text += f"; the next distinct tile, {_sides(second.tile)}, takes {100 * (second.time_us / best.time_us - 1):.1f} % more"
+        more = 100 * (second.time_us / best.time_us - 1)
+        text += f"; the next distinct tile, {_sides(second.tile)}, takes {more:.1f} % more"
     return text
 
 

@@ -6,7 +6,7 @@ Forward is `ops.attention.tiling`; this adds what is told apart around it. The b
 | what a round does | time | hardware fact |
 |---|---|---|
 | cube: S = Q K^T, dP = dO V^T, dV += P^T dO, dK += dS^T Q, dQ += dS K | five `matmul_ns` | MMAD beside MTE1 |
-| vector: P = exp(S - lse), dS = P (dP - delta), two casts | 12 cycles a repeat | sub, exp, sub, mul, cast, cast: 2 each |
+| vector: P = exp(S - lse), dS = P (dP - delta), two casts | 12 cycles a repeat | six instructions, 2 each |
 | memory: S, dP out; P, dS out; dQ out, in fp32 | / `l0c_gm`, / `ub_gm`, / `l0c_gm` | A2 cores meet only in GM and L2 |
 | memory: Q, dO, P, dS into L1 | / `l2_l1` | MTE2 of the cube core |
 
@@ -110,7 +110,9 @@ def backward_cost(
 
 
 def _backward_cost(spec: ChipSpec, shape: AttentionShape, kv_rows: Any, q_cols: Any, library: bool) -> BackwardCost:
-    rows, cols = (jnp.minimum(side, -(-size // 16) * 16) for side, size in ((kv_rows, shape.kv_len), (q_cols, shape.q_len)))
+    rows, cols = (
+        jnp.minimum(side, -(-size // 16) * 16) for side, size in ((kv_rows, shape.kv_len), (q_cols, shape.q_len))
+    )
     with jax.named_scope("attention_backward_cost"):
         blocks = shape.batch * shape.heads * jnp.ceil(shape.kv_len / rows)
         used = jnp.minimum(spec["cube_cores"], blocks)

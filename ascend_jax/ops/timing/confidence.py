@@ -57,6 +57,8 @@ def confidence(spec: ChipSpec, group: str, dtype: str, size: float) -> Confidenc
 def _label(spec: ChipSpec, entry: dict, element: str, size: float) -> tuple[str, str]:
     if spec.family not in entry["families"]:
         return "uncalibrated", f"no published measurement of this kind on {spec.family}"
+    if not entry["chips"]:
+        return "extrapolated", "built from measured paths and instructions, no operator of this kind is measured"
     if spec.name not in entry["chips"]:
         return "extrapolated", f"measured on {', '.join(entry['chips'])}, not on {spec.name}"
     if entry["dtypes"] and element and element not in entry["dtypes"]:

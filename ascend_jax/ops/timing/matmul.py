@@ -51,6 +51,7 @@ def _legal_anywhere(size: int) -> list[Tile]:
 TILES: dict[int, tuple[Tile, ...]] = {size: tuple(_legal_anywhere(size)) for size in (1, 2, 4)}
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MatmulShape:
     """Shape of one launch. Sizes may be traced, so that one compiled search serves all shapes.
@@ -62,7 +63,7 @@ class MatmulShape:
     m: Any  # int, or traced [...] int32
     n: Any
     k: Any
-    dtype_bytes: int
+    dtype_bytes: int = dataclasses.field(metadata={"static": True})
     batch: Any = 1
 
     def __post_init__(self) -> None:
@@ -82,9 +83,6 @@ class MatmulShape:
     def output_bytes(self) -> int:
         """Bytes of one element of C: that of the operands, 4 for the int32 sums of int8."""
         return 4 if self.dtype_bytes == 1 else self.dtype_bytes
-
-
-jax.tree_util.register_dataclass(MatmulShape, ["m", "n", "k", "batch"], ["dtype_bytes"])
 
 
 @jax.tree_util.register_dataclass
@@ -167,7 +165,9 @@ def matmul_cost(
         busy = busy.at[..., QUEUES.index("fixpipe")].set(drain * waves)
         plan = place_tile(spec, shape, tile, buffers=buffers)
         candidates = jnp.concatenate([busy, jnp.stack([hbm_ns, launch_ns * jnp.ones_like(hbm_ns)], -1)], -1)
-        l2_bytes = blocks * shape.k * (tile.bm + tile.bn) * shape.dtype_bytes + _size(shape.m, shape.n) * shape.output_bytes
+        l2_bytes = (
+            blocks * shape.k * (tile.bm + tile.bn) * shape.dtype_bytes + _size(shape.m, shape.n) * shape.output_bytes
+        )
         return MatmulCost(
             duration_ns=jnp.where(plan.fits, launch_ns + work_ns, jnp.inf),
             core_ns=core_ns,
@@ -231,7 +231,9 @@ def _tile_ns(
     scalar = step_ns[..., QUEUES.index("scalar")]  # it dispatches the other queues, so its work delays them all
     loop = serial_ns(spec, step_ns) + jnp.maximum(steps - 1, 0) * (steady_ns(spec, step_ns) + scalar)
     is_hidden = 2 * 4 * tile.bm * tile.bn <= spec["l0c_bytes"]
-    return jnp.where(is_hidden, jnp.maximum(loop, drain) + spec["overlap_loss"] * jnp.minimum(loop, drain), loop + drain)
+    return jnp.where(
+        is_hidden, jnp.maximum(loop, drain) + spec["overlap_loss"] * jnp.minimum(loop, drain), loop + drain
+    )
 
 
 def _hbm_bytes(spec: ChipSpec, shape: MatmulShape, tile: Tile, used: Any) -> jax.Array:

@@ -8,10 +8,7 @@ Two formats, told apart by their columns:
 Rows of the same operator, shapes and dtype count as one measurement, their median.
 """
 
-import csv
 import dataclasses
-import io
-import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -21,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.chip.spec import ChipSpec
+from ascend_jax.ops.timing.table_file import read_lines
 from ascend_jax.runtime.kernels import Executor
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -43,7 +41,14 @@ _OPERATORS = {
     "maximum": "max",
     "minimum": "min",
 }
-_DTYPES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "bfloat": "bfloat16", "fp32": "float32", "float": "float32"}
+_DTYPES = {
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "bfloat": "bfloat16",
+    "fp32": "float32",
+    "float": "float32",
+}
 
 
 def operator_name(name: str) -> str:
@@ -100,32 +105,19 @@ def read_measurements(path: str | Path) -> Measurements:
         ValueError: The file has neither format; names the line, the column, the value and the rule.
         OSError: The file cannot be read.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from None
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        lines = [(reader.line_num, cells) for cells in reader if cells]
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num}: not CSV ({error})") from None
-    header = [cell.strip() for cell in lines[0][1]] if lines else []
+    header, lines = read_lines(Path(path))
     columns = next((names for names in (OWN, MSPROF) if set(names) <= set(header)), None)
     if columns is None:
         raise ValueError(f"{path}: needs the columns {', '.join(OWN)} or, as op_summary, {', '.join(MSPROF)}")
-    places = [header.index(name) for name in columns]
     found: dict[Key, list[float]] = defaultdict(list)
-    for number, cells in lines[1:]:
-        where = f"{path}, line {number}"
-        if len(cells) != len(header):
-            raise ValueError(f"{where}: {len(cells)} cells, the header has {len(header)}")
-        operator, shape, dtype, us = (cells[place].strip() for place in places)
+    for line in lines:
+        operator, shape, dtype = (line.cells[column] for column in columns[:3])
         if columns is MSPROF and shape in ("", "N/A"):
             continue  # tasks without operands: events, copies of the framework
-        key = (operator_name(operator), _shapes(where, shape), dtype_name(dtype.split(";")[0]))
-        if not key[0]:
-            raise ValueError(f"{where}: column {columns[0]} is empty; name the operator")
-        found[key].append(_us(where, columns[3], us))
+        if not operator_name(operator):
+            raise ValueError(f"{line.where}: column {columns[0]} is empty; name the operator")
+        key = (operator_name(operator), _shapes(line.where, shape), dtype_name(dtype.split(";")[0]))
+        found[key].append(line.positive(columns[3], "a time in us"))
     return Measurements({key: float(np.median(times)) for key, times in found.items()}, str(path))
 
 
@@ -138,13 +130,3 @@ def _shapes(where: str, text: str) -> Shapes:
     if not shapes or any(n < 0 for shape in shapes for n in shape):
         raise ValueError(f"{where}: shape {text[:60]!r}; inputs as 4096,4096;4096,4096 or 4096x4096;4096x4096")
     return shapes
-
-
-def _us(where: str, column: str, text: str) -> float:
-    try:
-        us = float(text)
-    except ValueError:
-        us = math.nan
-    if not (math.isfinite(us) and us > 0):
-        raise ValueError(f"{where}: column {column} is {text[:40]!r}; a time in us above zero")
-    return us

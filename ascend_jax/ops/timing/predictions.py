@@ -4,21 +4,21 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from ascend_jax.chip import cost, links, memory
 from ascend_jax.chip.instructions import sequence_ns
-from ascend_jax.chip.pipeline import QUEUES, serial_ns, stages
-from ascend_jax.chip.spec import ChipSpec, chip, peak_flops
+from ascend_jax.chip.pipeline import serial_ns, stages
+from ascend_jax.chip.spec import ChipSpec, chip
 from ascend_jax.ops.attention.tiling import LIMITS as ATTENTION_LIMITS
 from ascend_jax.ops.attention.tiling import AttentionShape
 from ascend_jax.ops.attention.visibility import SparseMode
-from ascend_jax.ops.timing import attention, matmul
+from ascend_jax.ops.timing import attention, matmul, vector
 from ascend_jax.ops.timing.matmul import MatmulShape, Tile
 from ascend_jax.ops.timing.targets import Target
+from ascend_jax.ops.timing.vector import VectorShape
 
 # Names that stand for a product rather than a chip; a table of a product is predicted for its usual chip.
 PRODUCTS = {
@@ -46,7 +46,7 @@ class Answer:
     flop: float = 0.0
     nbytes: float = 0.0
     clock_hz: float = 1.0
-    sides: float = 1.0  # rates are quoted per so many cores; 2 for both directions of a link
+    sides: float = 1.0  # 2: a rate counts both directions of a link
 
     def in_unit(self, unit: str) -> float:
         """The prediction in the unit of a row.
@@ -99,26 +99,34 @@ def _matmul(spec: ChipSpec, shape: MatmulShape, library: bool) -> matmul.MatmulC
 
 
 _matmul_tile = jax.jit(matmul.matmul_cost, static_argnames=("buffers", "constant_tiling"))
+_vector = jax.jit(vector.choose_tile)
 _forward = jax.jit(attention.forward, static_argnames=("shape", "library"))
 _backward = jax.jit(attention.backward, static_argnames=("shape", "library"))
 
 
+def matmul_shape(target: Target) -> MatmulShape:
+    """Shape of a matmul row."""
+    m, n, k = (target.count(axis) for axis in "mnk")
+    return MatmulShape(m, n, k, target.dtype_bytes, target.counts.get("batch", 1))
+
+
 def gemm(spec: ChipSpec, target: Target) -> Answer:
     """Library matmul, warm: the fastest tile and the launch of a library."""
-    shape = MatmulShape(*(target.count(axis) for axis in "mnk"), target.dtype_bytes, target.counts.get("batch", 1))
+    shape = matmul_shape(target)
     return _matmul_answer(_matmul(spec, shape, True), shape)
 
 
 def gemm_task(spec: ChipSpec, target: Target) -> Answer:
     """One kernel: a given tile without double buffering, a step of a tuning ladder, or the best tile."""
-    shape = MatmulShape(*(target.count(axis) for axis in "mnk"), target.dtype_bytes, target.counts.get("batch", 1))
+    shape = matmul_shape(target)
     note, ladder = target.note.lower(), "ladder" in target.note.lower()
     tile = re.search(r"tile\s+\[?(\d+)\s*[x,]\s*(\d+)(?:\s*[x,]\s*(\d+))?", note)
     if not tile and not ladder:
         return _matmul_answer(_matmul(spec, shape, False), shape)
     depth = 128 // target.dtype_bytes
     bm, bn, bk = (int(tile[1]), int(tile[2]), int(tile[3] or depth)) if tile else (128, 256, depth)
-    pipelined = not tile and any(word in note for word in ("l1", "l2", "const", "unit", "double", "preload", "depth"))
+    steps = ("double", "ping") if tile else ("l1", "l2", "const", "unit", "double", "ping", "preload", "depth")
+    pipelined = any(word in note for word in steps)
     chosen = Tile(bm, bn, bk, 4 if pipelined else 1)
     constant = not ladder or "const" in note or "unit" in note
     cores = target.counts.get("cores", int(spec["cube_cores"]))
@@ -224,8 +232,8 @@ def _slower(spec: ChipSpec, note: str, to_l1: bool) -> float:
 def path_rate(spec: ChipSpec, target: Target) -> Answer:
     """Rate of one data path, long copies, `cores` at work."""
     cores = target.counts.get("cores", int(spec["cube_cores"]))
-    kind, per_core = target.kind, 1.0
-    rates: dict[str, Callable[[], float]] = {
+    kind = target.kind
+    rates: dict[str, Callable[[], Any]] = {
         "hbm_read_all_aic": lambda: cores * memory.cube_read_rate(spec, cores),
         "gm_l1_one_aic": lambda: memory.cube_read_rate(spec, 1),
         "l1_l0a_one_aic": lambda: spec["l1_l0a_bytes_per_s"],
@@ -239,7 +247,7 @@ def path_rate(spec: ChipSpec, target: Target) -> Answer:
         "ub_gm_write_per_core": lambda: memory.vector_write_rate(spec, cores),
         "gm_l1_read_per_core": lambda: memory.cube_read_rate(spec, cores),
     }
-    rate = float(rates[kind]()) * per_core
+    rate = float(rates[kind]())
     queue = {"l1_l0": "mte1", "l0c_g": "fixpipe", "ub_gm": "mte3"}.get(kind[:5], "mte2")
     return Answer(1e9, queue, nbytes=rate)
 
@@ -288,6 +296,18 @@ def link_rate(spec: ChipSpec, target: Target) -> Answer:
     return Answer(1e9, "link", nbytes=float(rate), sides=2.0 if target.kind.endswith("bidir") else 1.0)
 
 
+def vector_operator(spec: ChipSpec, target: Target) -> Answer:
+    """A vector operator over m rows of n elements, named by the kind: `add`, `softmax_task`, `aclnn_transpose`."""
+    shape = VectorShape(_vector_name(target.kind), target.count("m"), target.count("n"), target.dtype_bytes)
+    found, _ = _vector(spec, shape)
+    nbytes = float(shape.read_bytes + shape.written_bytes)
+    return Answer(float(found.duration_ns), vector.LIMITS[int(found.limit)], flop=float(shape.flop), nbytes=nbytes)
+
+
+def _vector_name(kind: str) -> str:
+    return kind.removeprefix("aclnn_").removesuffix("_task")
+
+
 def host_or_launch(spec: ChipSpec, target: Target) -> Answer:
     """Host calls and launch overheads that are sums of chip constants."""
     sums = {
@@ -319,7 +339,7 @@ KINDS: dict[str, tuple[str, Predictor]] = {
     "gemm_task": ("gemm", gemm_task),
     "gemm_peak_test": ("gemm", gemm_peak_test),
     **dict.fromkeys(("fa_fwd", "fa_fwd_vendor"), ("attention", attention_forward)),
-    **dict.fromkeys(("fa_bwd", "fa_bwd_vendor"), ("attention", attention_backward)),
+    **dict.fromkeys(("fa_bwd", "fa_bwd_vendor"), ("attention_backward", attention_backward)),
     "mla_decode_peak": ("attention", mla_decode_peak),
     **dict.fromkeys(("gm_ub_read", "gm_l1_read", "gm_ub_read_l2", "gm_l1_read_l2"), ("memory", read_all)),
     **dict.fromkeys(_PATHS.split(), ("memory", path_rate)),
@@ -339,17 +359,10 @@ def find_kind(kind: str) -> tuple[str, Predictor]:
     """
     if kind.startswith("vector_cycles_"):
         return "instruction", vector_cycles
+    if kind not in KINDS and _vector_name(kind) in vector.OPERATORS:
+        return "vector", vector_operator
     if kind not in KINDS:
-        raise ValueError(f"kind {kind!r} has no model; known: {', '.join(KINDS)}, vector_cycles_...")
+        raise ValueError(
+            f"kind {kind!r} has no model; known: {', '.join(KINDS)}, vector_cycles_..., {', '.join(vector.OPERATORS)}"
+        )
     return KINDS[kind]
-
-
-def utilisation(found: matmul.MatmulCost) -> dict[str, float]:
-    """Busy share of each queue of the busiest core."""
-    busy = np.asarray(found.busy_ns) / float(jnp.maximum(found.duration_ns, 1.0))
-    return dict(zip(QUEUES, busy.tolist(), strict=True))
-
-
-def peak_share(spec: ChipSpec, answer: Answer, dtype_bytes: int) -> float:
-    """Share of the cube's peak that an answer reaches."""
-    return answer.flop / answer.time_ns * 1e9 / float(peak_flops(spec, dtype_bytes))

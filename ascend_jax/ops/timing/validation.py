@@ -34,7 +34,7 @@ class Row:
 
     @property
     def error(self) -> float | None:
-        """predicted / measured - 1, or None."""
+        """Relative error, predicted / measured - 1, or None."""
         return None if self.predicted is None else self.predicted / self.target.value - 1
 
 

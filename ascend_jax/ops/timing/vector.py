@@ -60,6 +60,7 @@ OPERATORS: dict[str, VectorOperator] = {
 }
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class VectorShape:
     """Shape of one launch: `rows` contiguous rows of `columns` elements. Sizes may be traced.
@@ -68,10 +69,10 @@ class VectorShape:
         ValueError: A size below 1, an unknown operator, or dtype_bytes other than 1, 2, 4.
     """
 
-    operator: str
+    operator: str = dataclasses.field(metadata={"static": True})
     rows: Any
     columns: Any
-    dtype_bytes: int
+    dtype_bytes: int = dataclasses.field(metadata={"static": True})
 
     def __post_init__(self) -> None:
         if self.operator not in OPERATORS:
@@ -104,9 +105,6 @@ class VectorShape:
         """One operation per element and instruction, without casts and copies, as float."""
         counted = [name for name in self.rule.instructions if name not in ("cast", "copy")]
         return 1.0 * self.rows * self.columns * len(counted)
-
-
-jax.tree_util.register_dataclass(VectorShape, ["rows", "columns"], ["operator", "dtype_bytes"])
 
 
 @jax.tree_util.register_dataclass
@@ -204,9 +202,7 @@ def _tile_ns(
 
     from_gm = moved(rule.reads, memory.vector_read_rate(spec, used, both_ways=both), run, passes)
     from_l2 = moved(rule.reads, memory.vector_read_rate(spec, used, from_l2=True), run, passes)
-    stores = moved(
-        rule.writes, memory.vector_write_rate(spec, used, both_ways=both), edge if rule.scatters else run
-    )
+    stores = moved(rule.writes, memory.vector_write_rate(spec, used, both_ways=both), edge if rule.scatters else run)
     working = rule.compute_bytes or size
     vector = sequence_ns(spec, rule.instructions, inside, working) if rule.instructions else 0.0
     return stages(mte2=miss * from_gm + (1 - miss) * from_l2, vector=vector, mte3=stores)
