@@ -5,9 +5,9 @@
 | copy = latency + bytes / (rate * fabric_copy_efficiency) | ascend-dmi point to point |
 | mesh AllReduce = 2 a + 2 (n / p) b | HCCL documents: all p - 1 links at once |
 | ring AllReduce = 2 (p - 1) a + 2 (p - 1) / p n b | HCCL documents |
-| Clos: mesh steps, (p - 1) / p n through all links of a device | a switch lets a device use all its links to any peers |
+| Clos: mesh steps, (p - 1) / p n over all links of a device | a switch joins all links to any peers |
 | across servers: ReduceScatter inside + AllReduce of n / p over RoCE + AllGather inside | HCCL documents |
-| mesh, Clos: + min(n, chunk) / fill rate | the first chunk passes before copies and links overlap |
+| mesh, Clos: + min(n, chunk) / fill rate | the first chunk passes before anything overlaps |
 
 a is `collective_step_ns`, b is 1 / (link rate * `collective_efficiency`). The reduction itself is hidden behind links.
 """

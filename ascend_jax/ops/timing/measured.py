@@ -84,7 +84,7 @@ class Measurements:
         """The executor with its measured time, if there is one; blocks, cores and traffic stay.
 
         Example:
-            executor = aj.ops.measured("op_summary.csv").apply(card.chip, executor)
+            executor = aj.ops.read_measurements("op_summary.csv").apply(card.chip, executor)
         """
         kernel = executor.kernel
         if kernel is None:

@@ -5,6 +5,7 @@ min(peak, intensity * HBM rate), intensity = flop / hbm_bytes. What stays in L2 
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,6 +131,8 @@ def kernel_flop(kernel: KernelSpec | None) -> float:
         (batch, heads, q_len, dim), (_, kv_heads, kv_len, _), (*_, value_dim) = shapes[:3]
         mode = SparseMode(int(dict(kernel.attributes).get("sparse_mode", 0)))  # type: ignore[call-overload]
         return forward_flop(AttentionShape(batch, heads, kv_heads, q_len, kv_len, dim, value_dim, 2, mode))
+    if kernel.operator == "Matmul":
+        return 2.0 * math.prod(shapes[0]) * shapes[1][-1]
     return 0.0
 
 
