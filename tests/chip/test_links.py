@@ -36,7 +36,9 @@ def test_path_between(spec, pair, path):
 
 
 def test_copy_time():
-    assert float(links.copy_between_ns(A2, 1 << 20, "fabric")) == pytest.approx(500 + (1 << 20) / (28 * 0.976), rel=1e-5)
+    assert float(links.copy_between_ns(A2, 1 << 20, "fabric")) == pytest.approx(
+        500 + (1 << 20) / (28 * 0.976), rel=1e-5
+    )
 
 
 PUBLISHED = {16384: 15.19, 262144: 21.47, 2097152: 65.01, 8388608: 170.19, 33554432: 496.23, 134217728: 1800.39}

@@ -68,7 +68,8 @@ def test_unknown_queue():
 
 
 @pytest.mark.parametrize(
-    ("names", "cycles"), [(["add"], 30.24), (["mul"], 31.25), (["max"], 28.24), (["exp", "ln", "sqrt", "rsqrt"], 138.25)]
+    ("names", "cycles"),
+    [(["add"], 30.24), (["mul"], 31.25), (["max"], 28.24), (["exp", "ln", "sqrt", "rsqrt"], 138.25)],
 )
 def test_instructions_against_measured_cycles(names, cycles):
     """Steady loops over 256 fp16 elements on 910B3."""

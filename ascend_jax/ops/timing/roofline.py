@@ -18,10 +18,9 @@ from ascend_jax.ops.attention.tiling import AttentionShape
 from ascend_jax.ops.attention.visibility import SparseMode
 from ascend_jax.ops.timing.attention import forward_flop
 from ascend_jax.runtime.kernels import LIMITS, KernelSpec
-from ascend_jax.runtime.layout import GRANULE_BYTES, NONE, Field, Kind, Resource
+from ascend_jax.runtime.layout import GRANULE_BYTES, LIMB, NONE, Field, Kind, Resource
 from ascend_jax.runtime.program import Program
 
-_LIMB = 1 << 20
 VECTOR_OPERATORS = frozenset(tiling.OPERATORS)
 
 
@@ -105,7 +104,7 @@ def program_points(program: Program, spec: ChipSpec) -> list[Point]:
 def _kernel_point(spec: ChipSpec, program: Program, row: np.ndarray) -> Point | None:
     kernel = None if row[Field.KERNEL] == NONE else program.kernels[row[Field.KERNEL]]
     blocks = int(row[Field.BLOCKS])
-    block_ns = int(row[Field.BLOCK_HI]) * _LIMB + int(row[Field.BLOCK_LO])
+    block_ns = int(row[Field.BLOCK_HI]) * LIMB + int(row[Field.BLOCK_LO])
     needs = ((Resource.CUBE, "cube_cores"), (Resource.VECTOR, "vector_cores"))
     at_once = [int(spec[field]) // int(row[Field.NEED + unit]) for unit, field in needs if row[Field.NEED + unit]]
     waves = -(-blocks // max(min(at_once, default=1), 1))
