@@ -55,12 +55,14 @@ class Choice:
     candidates: tuple[Candidate, ...]  # all tiles, fastest legal first, then the refused ones
 
 
+@dataclasses.dataclass(frozen=True)
 class _Family:
     """What `choose` needs of an operator family."""
 
-    def __init__(self, group: str, sides: tuple[str, ...], tiles: Sequence[Any], limits: tuple[str, ...]) -> None:
-        self.group, self.sides, self.limits = group, sides, limits
-        self.tiles = tiles
+    group: str  # of `confidence`
+    sides: tuple[str, ...]  # names of a tile's sides
+    tiles: Sequence[Any]
+    limits: tuple[str, ...]  # names that the costs index
 
 
 def choose(
@@ -90,15 +92,16 @@ def choose(
     family = _family(operator, size)
     found = _evaluate(operator, full)(spec)
     roomy = _evaluate(operator, full)(_with_room(spec))
-    durations, ideal = np.asarray(found.duration_ns), np.asarray(roomy.duration_ns)
-    limits = [family.limits[int(each)] for each in np.asarray(roomy.limit)]
-    order = np.lexsort((np.arange(len(ideal)), ideal, ~np.isfinite(durations)))
+    fits = np.isfinite(np.asarray(found.duration_ns))
+    times_ns = np.where(fits, found.duration_ns, roomy.duration_ns)
+    limits = np.where(fits, found.limit, roomy.limit)
+    order = np.lexsort((np.arange(len(fits)), times_ns, ~fits))
     candidates = tuple(
         Candidate(
             _named(family, i),
-            round(float(ideal[i]) / 1e3, 3),
-            limits[i],
-            "" if np.isfinite(durations[i]) else _refusal(_place(operator, spec, full, family.tiles[i])),
+            round(float(times_ns[i]) / 1e3, 3),
+            family.limits[int(limits[i])],
+            "" if fits[i] else _refusal(_place(operator, spec, full, family.tiles[i])),
         )
         for i in order
     )
@@ -106,7 +109,7 @@ def choose(
         raise ValueError(f"{operator} {_spelled(full)} on {spec.name}: no tile fits; smallest: {candidates[0].refused}")
     best = int(order[0])
     flop, hbm_bytes = _flop(operator, full), float(np.asarray(found.hbm_bytes)[best])
-    time_us, limit = float(durations[best]) / 1e3, family.limits[int(np.asarray(found.limit)[best])]
+    time_us, limit = float(times_ns[best]) / 1e3, family.limits[int(limits[best])]
     why = _explain(candidates, limit)
     trust = confidence(spec, family.group, dtype, flop or hbm_bytes)
     measured = measurements.find(operator, input_shapes(operator, full), dtype) if measurements else None

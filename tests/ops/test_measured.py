@@ -29,7 +29,7 @@ def test_op_summary(tmp_path):
 
 
 def test_own_format(tmp_path):
-    found = read(tmp_path, "operator,shape,dtype,us\nadd,8192x8192;8192x8192,fp16,264\nSoftmaxV2,[16 ,32],float,3\n")
+    found = read(tmp_path, "operator,shape,dtype,us\nadd,8192x8192;8192x8192,fp16,264\nSoftmaxV2,[16x 32],float,3\n")
     assert found.find("Add", [(8192, 8192)] * 2, "half") == 264
     assert found.find("softmax", [(16, 32)], "float32") == 3
 
