@@ -111,7 +111,7 @@ def choose(
     flop, hbm_bytes = _flop(operator, full), float(np.asarray(found.hbm_bytes)[best])
     time_us, limit = float(times_ns[best]) / 1e3, family.limits[int(limits[best])]
     why = _explain(candidates, limit)
-    trust = confidence(spec, family.group, dtype, flop or hbm_bytes)
+    trust = _trust(operator, spec, full, dtype, flop or hbm_bytes)
     measured = measurements.find(operator, input_shapes(operator, full), dtype) if measurements else None
     if measured is not None:
         time_us, trust = measured, Confidence("calibrated", 0.0, f"measured: {measurements.source}")  # type: ignore[union-attr]
@@ -154,6 +154,12 @@ def input_shapes(operator: str, full: Any) -> list[tuple[int, ...]]:
 def operators() -> tuple[str, ...]:
     """Names that `choose` takes."""
     return ("matmul", "flash_attention", "flash_attention_backward", *OPERATORS)
+
+
+def _trust(operator: str, spec: ChipSpec, full: Any, dtype: str, size: float) -> Confidence:
+    if operator == "flash_attention":
+        return attention.forward_confidence(spec, full)
+    return confidence(spec, _family(operator, _dtype_bytes(dtype)).group, dtype, size)
 
 
 def _problem(operator: str, shape: Any, dtype: str) -> Any:

@@ -24,7 +24,8 @@ from ascend_jax.chip import cost, memory
 from ascend_jax.chip.onchip import Buffer, OnChipPlan, place
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops.attention.tiling import TILES, AttentionCost, AttentionShape, choose_tile
-from ascend_jax.ops.attention.visibility import Visibility
+from ascend_jax.ops.attention.visibility import SparseMode, Visibility
+from ascend_jax.ops.timing.confidence import Confidence, confidence, widened
 from ascend_jax.runtime.kernels import LIMITS
 
 BACKWARD_TILES = tuple((rows, cols) for rows in (64, 128) for cols in (64, 128, 256, 512))
@@ -46,6 +47,21 @@ def forward_flop(shape: AttentionShape) -> float:
     """Floating-point operations of the visible pairs, 2 (D + Dv) each."""
     pairs = Visibility(shape.q_len, shape.kv_len, shape.mode).live_pairs()
     return 2.0 * (shape.dim + shape.value_dim) * pairs * shape.batch * shape.heads
+
+
+def forward_confidence(spec: ChipSpec, shape: AttentionShape) -> Confidence:
+    """Trust in a forward time. Measured are float16 heads of dimension 128 that see all keys; all else is extrapolated.
+
+    Example:
+        >>> from ascend_jax.chip import chip
+        >>> forward_confidence(chip("Ascend910B2"), AttentionShape(1, 1, 1, 4096, 4096, 128, 128, 2)).label
+        'calibrated'
+    """
+    dtype = "float32" if shape.dtype_bytes == 4 else "float16"
+    found = confidence(spec, "attention", dtype, forward_flop(shape))
+    if shape.mode == SparseMode.NO_MASK and (shape.dim, shape.value_dim) == (128, 128):
+        return found
+    return widened(found, "attention", "measured without a mask and with head dimension 128")
 
 
 def backward_buffers(shape: AttentionShape, tile: tuple[Any, Any]) -> tuple[Buffer, ...]:

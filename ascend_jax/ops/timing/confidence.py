@@ -3,8 +3,8 @@
 A prediction is `calibrated` if the calibration file holds measurements of its group on the same chip (or on a product
 that the chip stands for), with the same element size, and its size lies within them, a factor of two either way;
 `extrapolated` if it holds some of the same family; else `uncalibrated`. The band is a share of the time: nine of ten
-rows lie within the calibrated one (cross-validated, `data/bands.toml`); the others widen it by a factor that no
-measurement backs.
+published rows lie within the calibrated one (`data/bands.toml`); the others widen it by a factor that no measurement
+backs.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ import tomllib
 from ascend_jax.chip.spec import ChipSpec
 
 LABELS = ("calibrated", "extrapolated", "uncalibrated")
+_WIDEST = 0.95  # a band never reaches down to no time at all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,16 @@ def confidence(spec: ChipSpec, group: str, dtype: str, size: float) -> Confidenc
     entry, widening = bands[group], bands["widening"]
     label, why = _label(spec, entry, _element(dtype), size)
     factor = 1.0 if label == "calibrated" else float(widening[label])
-    return Confidence(label, round(min(float(entry["band"]) * factor, 0.95), 3), why)
+    return Confidence(label, round(min(float(entry["band"]) * factor, _WIDEST), 3), why)
+
+
+def widened(found: Confidence, group: str, why: str) -> Confidence:
+    """The same trust, but no better than `extrapolated`, for a reason that group, dtype and size do not show."""
+    if found.label != "calibrated":
+        return found
+    bands = _bands()
+    band = float(bands[group]["band"]) * float(bands["widening"]["extrapolated"])
+    return Confidence("extrapolated", round(min(band, _WIDEST), 3), why)
 
 
 def _label(spec: ChipSpec, entry: dict, element: str, size: float) -> tuple[str, str]:
