@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from ascend_jax.chip import ChipSpec
-from ascend_jax.ops.timing.predictions import find_chip, find_kind
+from ascend_jax.ops.timing.predictions import find_kind
+from ascend_jax.ops.timing.products import find_chip
 from ascend_jax.ops.timing.targets import Target, read_targets
 from ascend_jax.ops.timing.validation import calibration_file
 

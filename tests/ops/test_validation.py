@@ -6,7 +6,8 @@ import pytest
 
 from ascend_jax.cli.main import main
 from ascend_jax.ops.timing import validation
-from ascend_jax.ops.timing.predictions import dies, find_chip, find_kind
+from ascend_jax.ops.timing.predictions import find_kind
+from ascend_jax.ops.timing.products import dies, find_chip
 from ascend_jax.ops.timing.targets import read_targets
 
 HEADER = "target_id,soc,kind,dtype,m,n,k,batch,heads,sq,sk,d,causal,ranks,cores,bytes,value,unit,trust,note\n"

@@ -1,6 +1,5 @@
 """What the model says to a published measurement: one function per kind, none of which sees the measured value."""
 
-import dataclasses
 import functools
 import re
 from collections.abc import Callable
@@ -11,91 +10,25 @@ import jax
 from ascend_jax.chip import cost, links, memory
 from ascend_jax.chip.instructions import sequence_ns
 from ascend_jax.chip.pipeline import serial_ns, stages
-from ascend_jax.chip.spec import ChipSpec, chip
+from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops.attention.tiling import LIMITS as ATTENTION_LIMITS
 from ascend_jax.ops.attention.tiling import AttentionShape
 from ascend_jax.ops.attention.visibility import SparseMode
 from ascend_jax.ops.timing import attention, matmul, vector
+from ascend_jax.ops.timing.answers import Answer
 from ascend_jax.ops.timing.matmul import MatmulShape, Tile
+from ascend_jax.ops.timing.products import dies
 from ascend_jax.ops.timing.targets import Target
 from ascend_jax.ops.timing.vector import VectorShape
 
-# Names that stand for a product rather than a chip; a table of a product is predicted for its usual chip.
-PRODUCTS = {
-    "a2": "Ascend910B2",
-    "910b": "Ascend910B2",
-    "910bx": "Ascend910B2",
-    "a3": "Ascend910_9382",
-    "910c": "Ascend910_9382",
-    "910": "Ascend910A",
-    "950": "Ascend950PR_9589",
-    "950pr": "Ascend950PR_9589",
-    "950dt": "Ascend950DT_9581",
-    "310p": "Ascend310P3",
-    "310b": "Ascend310B1",
-}
-_PACKAGE_DIES = {"910c": 2, "a3": 2}
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    """A predicted time with the work that it took, so that it can be told in any unit."""
-
-    time_ns: float
-    limit: str  # the unit that bounds it
-    flop: float = 0.0
-    nbytes: float = 0.0
-    clock_hz: float = 1.0
-    sides: float = 1.0  # 2: a rate counts both directions of a link
-
-    def in_unit(self, unit: str) -> float:
-        """The prediction in the unit of a row.
-
-        Raises:
-            ValueError: An unknown unit, or one that needs operations or bytes that the kind does not have.
-        """
-        times = {"ns": 1.0, "us": 1e-3, "ms": 1e-6, "s": 1e-9, "cycles": self.clock_hz * 1e-9}
-        if unit in times:
-            return self.time_ns * times[unit]
-        rates = {"TFLOPS": (self.flop, 1e-3), "TOPS": (self.flop, 1e-3), "GFLOPS": (self.flop, 1.0)}
-        rates |= {"GB/s": (self.nbytes, 1.0), "TB/s": (self.nbytes, 1e-3), "MB/s": (self.nbytes, 1e3)}
-        if unit not in rates:
-            raise ValueError(f"unit {unit!r}: known are {', '.join((*times, *rates))}")
-        amount, scale = rates[unit]
-        if not amount:
-            raise ValueError(f"unit {unit!r}: this kind is a time; give us or cycles")
-        return amount * self.sides / self.time_ns * scale
-
-
-def find_chip(soc: str) -> ChipSpec:
-    """The chip a row is about, from names such as `910B2`, `A2 48 AIV` or `910 first gen`.
-
-    Raises:
-        ValueError: No word of the name is a chip or a product.
-
-    Example:
-        >>> [find_chip(soc).name for soc in ("910B1 (24 AIC @1.85)", "A2", "910 first gen")]
-        ['Ascend910B1', 'Ascend910B2', 'Ascend910A']
-    """
-    for word in re.split(r"[\s(),;@]+|-like", soc):
-        short = word.lower().removeprefix("ascend")
-        if short in PRODUCTS:
-            return chip(PRODUCTS[short])
-        try:
-            return chip(word)
-        except ValueError:
-            continue
-    raise ValueError(f"soc {soc!r} names no chip; see `ascend-jax chips`")
-
-
-def dies(soc: str) -> int:
-    """Dies that a row counts together: two for a 910C package, else one."""
-    return _PACKAGE_DIES.get(re.split(r"[\s(]", soc.lower().removeprefix("ascend"))[0], 1)
-
 
 @functools.partial(jax.jit, static_argnames="library")
-def _matmul(spec: ChipSpec, shape: MatmulShape, library: bool) -> matmul.MatmulCost:
-    return matmul.choose_tile(spec, shape, fixed_ns=matmul.library_ns(spec) if library else None)[0]
+def _matmul(spec: ChipSpec, shape: MatmulShape, cores: int, library: bool) -> matmul.MatmulCost:
+    return matmul.choose_tile(spec, shape, cores=cores, fixed_ns=matmul.library_ns(spec) if library else None)[0]
+
+
+def _cores(spec: ChipSpec, target: Target) -> int:
+    return target.counts.get("cores", int(spec["cube_cores"]))
 
 
 _matmul_tile = jax.jit(matmul.matmul_cost, static_argnames=("buffers", "constant_tiling"))
@@ -113,23 +46,23 @@ def matmul_shape(target: Target) -> MatmulShape:
 def gemm(spec: ChipSpec, target: Target) -> Answer:
     """Library matmul, warm: the fastest tile and the launch of a library."""
     shape = matmul_shape(target)
-    return _matmul_answer(_matmul(spec, shape, True), shape)
+    return _matmul_answer(_matmul(spec, shape, _cores(spec, target), True), shape)
 
 
 def gemm_task(spec: ChipSpec, target: Target) -> Answer:
     """One kernel: a given tile without double buffering, a step of a tuning ladder, or the best tile."""
     shape = matmul_shape(target)
     note, ladder = target.note.lower(), "ladder" in target.note.lower()
-    tile = re.search(r"tile\s+\[?(\d+)\s*[x,]\s*(\d+)(?:\s*[x,]\s*(\d+))?", note)
+    tile = re.search(r"tile\s+\[?(\d+)\s*[x*,]\s*(\d+)(?:\s*[x*,]\s*(\d+))?", note)
     if not tile and not ladder:
-        return _matmul_answer(_matmul(spec, shape, False), shape)
+        return _matmul_answer(_matmul(spec, shape, _cores(spec, target), False), shape)
     depth = 128 // target.dtype_bytes
     bm, bn, bk = (int(tile[1]), int(tile[2]), int(tile[3] or depth)) if tile else (128, 256, depth)
     steps = ("double", "ping") if tile else ("l1", "l2", "const", "unit", "double", "ping", "preload", "depth")
     pipelined = any(word in note for word in steps)
     chosen = Tile(bm, bn, bk, 4 if pipelined else 1)
     constant = not ladder or "const" in note or "unit" in note
-    cores = target.counts.get("cores", int(spec["cube_cores"]))
+    cores = _cores(spec, target)
     found = _matmul_tile(spec, shape, chosen, cores=cores, buffers=2 if pipelined else 1, constant_tiling=constant)
     if not bool(found.fits):
         raise ValueError(f"tile {bm}x{bn}x{bk} does not fit {spec.name}")
@@ -139,7 +72,7 @@ def gemm_task(spec: ChipSpec, target: Target) -> Answer:
 def gemm_peak_test(spec: ChipSpec, target: Target) -> Answer:
     """Best rate of square library matmuls from 2048 to 8192."""
     shapes = [MatmulShape(n, n, n, target.dtype_bytes) for n in (2048, 3072, 4096, 6144, 8192)]
-    answers = [_matmul_answer(_matmul(spec, shape, True), shape) for shape in shapes]
+    answers = [_matmul_answer(_matmul(spec, shape, _cores(spec, target), True), shape) for shape in shapes]
     return max(answers, key=lambda answer: answer.flop / answer.time_ns)
 
 
