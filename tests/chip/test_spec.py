@@ -105,7 +105,7 @@ def test_measured_rates_of_a2():
     assert float(spec["l1_l0b_bytes_per_s"] / spec["clock_hz"]) == pytest.approx(122, rel=0.01)  # ini: 256
     assert float(spec["l0c_gm_bytes_per_s"]) == pytest.approx(143.52e9)
     assert float(spec["h2d_bytes_per_s"]) == pytest.approx(24.926e9)
-    assert float(peak_flops(chip("Ascend910B2"), 4)) / 1e12 == pytest.approx(84.5, rel=0.01)
+    assert 84.53 < float(peak_flops(chip("Ascend910B2"), 4)) / 1e12 < 84.53 / 0.95  # above the best measured rate
     assert float(chip("Ascend910B4")["hbm_bytes_per_s"]) == pytest.approx(0.8e12)
 
 
