@@ -5,6 +5,7 @@
 | copy = latency + bytes / (rate * fabric_copy_efficiency) | ascend-dmi point to point |
 | mesh AllReduce = 2 a + 2 (n / p) b | HCCL documents: all p - 1 links at once |
 | ring AllReduce = 2 (p - 1) a + 2 (p - 1) / p n b | HCCL documents |
+| ReduceScatter, AllGather = half of an AllReduce each | HCCL documents |
 | Clos: mesh steps, (p - 1) / p n over all links of a device | a switch joins all links to any peers |
 | across servers: ReduceScatter inside + AllReduce of n / p over RoCE + AllGather inside | HCCL documents |
 | mesh, Clos: + min(n, chunk) / fill rate | the first chunk passes before anything overlaps |
@@ -131,21 +132,38 @@ def all_reduce_ns(spec: ChipSpec, nbytes: Any, ranks: Any, *, servers: Any = 1) 
     """
     with jax.named_scope("all_reduce"):
         n, p, s = (jnp.asarray(each, jnp.float32) for each in (nbytes, ranks, servers))
-        inside = _all_reduce_inside(spec, n, p)
+        inside = 2 * half_reduce_ns(spec, n, p)
         network = spec["network_bytes_per_s"] * spec["collective_efficiency"]
         across = 2 * (s - 1) * spec["collective_step_ns"]
         across += cost.copy_ns(spec, 2 * (s - 1) / jnp.maximum(s, 1) * n / jnp.maximum(p, 1), network)
         return inside + across
 
 
-def _all_reduce_inside(spec: ChipSpec, n: jax.Array, p: jax.Array) -> jax.Array:
+def half_reduce_ns(spec: ChipSpec, nbytes: Any, ranks: Any) -> jax.Array:
+    """Device time of a ReduceScatter or an AllGather inside one server: one of the two phases of an AllReduce.
+
+    Args:
+        spec: The chip.
+        nbytes: Bytes of the whole buffer, the one that is scattered or gathered; `[...]`.
+        ranks: Ranks of the server.
+
+    Returns:
+        `[...]` float32 ns. No published time backs it; the AllReduce that it is half of has some.
+
+    Example:
+        >>> from ascend_jax.chip import chip
+        >>> both = 2 * half_reduce_ns(chip("Ascend910B2"), 1 << 20, 8)
+        >>> bool(abs(both - all_reduce_ns(chip("Ascend910B2"), 1 << 20, 8)) < 1)
+        True
+    """
+    n, p = jnp.asarray(nbytes, jnp.float32), jnp.asarray(ranks, jnp.float32)
     link = spec["fabric_link_bytes_per_s"] * spec["collective_efficiency"]
     step, share = spec["collective_step_ns"], (p - 1) / jnp.maximum(p, 1)
     chunk = jnp.minimum(n, spec["collective_chunk_bytes"])
-    fill = cost.copy_ns(spec, chunk, spec["collective_fill_bytes_per_s"])
-    mesh = 2 * step + fill + cost.copy_ns(spec, 2 * n / jnp.maximum(p, 1), link)
-    ring = 2 * (p - 1) * step + cost.copy_ns(spec, 2 * share * n, link)
-    clos = 2 * step + fill + cost.copy_ns(spec, 2 * share * n, link * jnp.maximum(spec["fabric_links"], 1))
+    fill = cost.copy_ns(spec, chunk, spec["collective_fill_bytes_per_s"]) / 2
+    mesh = step + fill + cost.copy_ns(spec, n / jnp.maximum(p, 1), link)
+    ring = (p - 1) * step + cost.copy_ns(spec, share * n, link)
+    clos = step + fill + cost.copy_ns(spec, share * n, link * jnp.maximum(spec["fabric_links"], 1))
     kind = spec["fabric_kind"]
     chosen = jnp.where(kind == FABRICS.index("mesh"), mesh, jnp.where(kind == FABRICS.index("clos"), clos, ring))
     return jnp.where(p > 1, chosen, 0.0)

@@ -65,6 +65,16 @@ def test_forms_by_hand():
     assert host == pytest.approx(ring + float(FIRST["collective_host_ns"]), rel=1e-5)
 
 
+def test_half_of_an_all_reduce_by_hand():
+    link, fill = 28e9 * 0.69, 1e9 * (4 << 20) / 9e10
+    gathered = 7400 + 1e9 * 1e9 / 8 / link + fill / 2
+    assert float(links.half_reduce_ns(A2, 1e9, 8)) == pytest.approx(gathered, rel=1e-5)
+    assert float(links.half_reduce_ns(FIRST, 1e6, 4)) == pytest.approx(
+        3 * 7400 + 1e9 * 0.75e6 / (30e9 * 0.69), rel=1e-5
+    )
+    assert float(links.half_reduce_ns(A3, 1e6, 1)) == 0
+
+
 def test_more_bytes_never_take_less():
     times = links.all_reduce_ns(A2, 2.0 ** np.arange(10, 31), 8)
     assert (np.diff(times) > 0).all()

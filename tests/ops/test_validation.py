@@ -118,6 +118,7 @@ def test_vector_operators_are_kinds_too(tmp_path):
 
 def test_names_of_chips_and_kinds():
     assert find_chip("Ascend910B4").name == "Ascend910B4" and find_chip("910B2-like").name == "Ascend910B2"
+    assert find_chip("A2 (910B3)").name == "Ascend910B3" and find_chip("910B (A2)").name == "Ascend910B2"
     assert (dies("910C"), dies("910B2")) == (2, 1)
     assert find_kind("vector_cycles_exp")[0] == "instruction"
     with pytest.raises(ValueError, match="names no chip"):

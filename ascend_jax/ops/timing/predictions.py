@@ -222,6 +222,12 @@ def all_reduce(spec: ChipSpec, target: Target) -> Answer:
     return Answer(float(found), "link", nbytes=float(target.count("bytes")))
 
 
+def half_reduce(spec: ChipSpec, target: Target) -> Answer:
+    """`allgather`, `reducescatter`: `bytes` of the whole buffer, inside one server."""
+    found = links.half_reduce_ns(spec, target.count("bytes"), target.count("ranks"))
+    return Answer(float(found), "link", nbytes=float(target.count("bytes")))
+
+
 def link_rate(spec: ChipSpec, target: Target) -> Answer:
     """Rate of long copies: `h2d`, `d2h`, `d2d`, `p2p` and, both directions together, `p2p_bidir`."""
     rates = {"h2d": spec["h2d_bytes_per_s"], "d2h": spec["d2h_bytes_per_s"], "d2d": spec["d2d_bytes_per_s"]}
@@ -280,6 +286,7 @@ KINDS: dict[str, tuple[str, Predictor]] = {
     "mix_kernel_floor": ("launch", mix_kernel_floor),
     **dict.fromkeys(_HOST.split(), ("launch", host_or_launch)),
     **dict.fromkeys(("allreduce", "allreduce_host"), ("collective", all_reduce)),
+    **dict.fromkeys(("allgather", "reducescatter"), ("collective", half_reduce)),
     **dict.fromkeys(("h2d", "d2h", "d2d", "p2p", "p2p_bidir"), ("link", link_rate)),
 }  # kind: group, function
 

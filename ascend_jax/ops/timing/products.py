@@ -31,17 +31,22 @@ def find_chip(soc: str) -> ChipSpec:
         >>> [find_chip(soc).name for soc in ("910B1 (24 AIC @1.85)", "A2", "910 first gen")]
         ['Ascend910B1', 'Ascend910B2', 'Ascend910A']
     """
-    for word in re.split(r"[\s(),;@]+|-like", soc):
-        short = word.lower().removeprefix("ascend")
-        if short in PRODUCTS:
-            return chip(PRODUCTS[short])
+    words = [word for word in re.split(r"[\s(),;@]+|-like", soc) if word]
+    for word in words:  # a chip by name says more than a product, wherever it stands
         try:
             return chip(word)
         except ValueError:
             continue
+    for word in words:
+        if _short(word) in PRODUCTS:
+            return chip(PRODUCTS[_short(word)])
     raise ValueError(f"soc {soc!r} names no chip; see `ascend-jax chips`")
+
+
+def _short(word: str) -> str:
+    return word.lower().removeprefix("ascend")
 
 
 def dies(soc: str) -> int:
     """Dies that a row counts together: two for a 910C package, else one."""
-    return _PACKAGE_DIES.get(re.split(r"[\s(]", soc.lower().removeprefix("ascend"))[0], 1)
+    return _PACKAGE_DIES.get(re.split(r"[\s(]", _short(soc))[0], 1)
