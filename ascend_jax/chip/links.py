@@ -40,7 +40,7 @@ def path_between(spec: ChipSpec, source: int, target: int) -> str:
     """Path of a copy between two devices of a server or beyond, by device number; concrete specs only.
 
     Two dies of one package (A3) are neighbours 2i and 2i + 1; first-generation servers hold two groups of
-    `server_devices` cards joined by PCIe.
+    `server_devices` cards joined by PCIe; cards without a fabric are taken to sit in one host.
 
     Raises:
         ValueError: A negative device number, or both are the same.
@@ -59,7 +59,7 @@ def path_between(spec: ChipSpec, source: int, target: int) -> str:
         return "die"
     if source // size == target // size and kind != "none":
         return "fabric"
-    if kind in ("ring", "none") and source // 8 == target // 8:
+    if kind == "none" or (kind == "ring" and source // (2 * size) == target // (2 * size)):
         return "pcie"
     return "network"
 
