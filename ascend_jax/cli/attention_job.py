@@ -21,6 +21,8 @@ from ascend_jax.cli.errors import UsageError
 from ascend_jax.insight import Timeline
 from ascend_jax.insight.kinds import KERNEL
 from ascend_jax.ops.attention.tiling import TILES, place_tile
+from ascend_jax.ops.timing.attention import forward_confidence
+from ascend_jax.ops.timing.confidence import Confidence
 from ascend_jax.runtime.kernels import LIMITS
 
 
@@ -94,16 +96,9 @@ class JobResult:
         return round(moved) - self.written_bytes
 
     @property
-    def trust(self) -> str:
-        """How far the times can be trusted: "calibrated", "extrapolated" or "uncalibrated", and why."""
-        spec, job = self.job.spec, self.job
-        if spec.calibration != "calibrated":
-            return f"uncalibrated: no published measurement backs the times of {spec.name}"
-        fitted = "fitted to published times of one fused float16 head without mask on Ascend910B2"
-        is_like_them = spec.name == "Ascend910B2" and job.shapes.dtype.itemsize == 2 and not job.is_causal
-        if is_like_them and not job.per_head and job.shapes.q[3] == 128:
-            return f"calibrated: {fitted}"
-        return f"extrapolated: {fitted}"
+    def confidence(self) -> Confidence:
+        """How far the times can be trusted: label, error band, and why."""
+        return forward_confidence(self.job.spec, self.job.launch_shape)
 
     @property
     def relative_error(self) -> float:
@@ -189,5 +184,5 @@ def _measure(job: Job, arrays: Sequence[np.ndarray], started: float) -> JobResul
     error = float(np.abs(outcome.outputs[0].astype(np.float64) - expected).max())
     wall_s = time.perf_counter() - started
     result = JobResult(job, outcome, aj.insight.timeline(outcome.card), error, float(np.abs(expected).max()), wall_s)
-    trust = result.trust.split(":")[0]
-    return dataclasses.replace(result, timeline=dataclasses.replace(result.timeline, calibration=trust))
+    label = result.confidence.label
+    return dataclasses.replace(result, timeline=dataclasses.replace(result.timeline, calibration=label))

@@ -19,7 +19,8 @@ def as_json(result: JobResult) -> dict[str, Any]:
     used = dict(zip(LEVELS, np.asarray(result.onchip.used_bytes).tolist(), strict=True))
     return {
         "chip": spec.name,
-        "calibration": result.trust.split(":")[0],
+        "calibration": result.confidence.label,
+        "error_band": result.confidence.band,
         "shape": {"q": list(shapes.q), "k": list(shapes.k), "v": list(shapes.v)},
         "dtype": shapes.dtype.name,
         "causal": result.job.is_causal,
@@ -168,7 +169,7 @@ def _figures(result: JobResult) -> str:
             f"  attention {result.kernel_ns / 1e3:.1f} us, {result.tflops:.1f} TFLOPS of {result.peak_tflops:.1f} peak "
             f"({share:.1%}), bound by {'the fixed start-up' if result.limit == 'fixed' else result.limit}",
             f"  whole program {result.makespan_ns / 1e3:.1f} us from first call to results on the host",
-            f"  times are {result.trust}",
+            f"  times are {_trust(result)}",
             f"  max |error| against float64 {result.max_abs_error:.2e}, {result.relative_error:.1e} of the greatest; "
             f"{result.job.shapes.dtype} itself rounds by {step:.1e}",
             f"  computed here in {result.wall_s:.1f} s",
@@ -178,3 +179,8 @@ def _figures(result: JobResult) -> str:
 
 def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _trust(result: JobResult) -> str:
+    trust = result.confidence
+    return f"{trust.label}, +-{100 * trust.band:.0f} %: {trust.why}"

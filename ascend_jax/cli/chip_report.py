@@ -38,7 +38,7 @@ def chips(name: str | None, *, as_json: bool) -> str:
         return json.dumps({"chip": spec.name, "family": spec.family, "calibration": spec.calibration, "values": values})
     lines = [f"{spec.name} ({spec.family}), times {spec.calibration}"]
     lines += [
-        f"  {field:<24}{value:>16,.6g} {unit:<12}{certainty:<8}{source}"
+        f"  {field:<30}{value:>16,.6g} {unit:<12}{certainty:<8}{source}"
         for field, value, unit, source, certainty in sheet
     ]
     return "\n".join(lines)
