@@ -1,7 +1,7 @@
 """What a chip is: the ordered table of fields that every chip file fills and every `ChipSpec` holds."""
 
-COUNT, BYTES, HZ, NS, RATE, RATIO, BYTES_PER_CYCLE, MACS, CYCLES = (
-    "count", "bytes", "Hz", "ns", "bytes/s", "ratio", "bytes/cycle", "MAC/cycle", "cycles"
+COUNT, BYTES, HZ, NS, SECONDS, RATE, RATIO, BYTES_PER_CYCLE, MACS, CYCLES = (
+    "count", "bytes", "Hz", "ns", "s", "bytes/s", "ratio", "bytes/cycle", "MAC/cycle", "cycles"
 )  # fmt: skip
 
 FIELDS: dict[str, tuple[str, str]] = {
@@ -95,6 +95,8 @@ FIELDS: dict[str, tuple[str, str]] = {
     "max_events": (COUNT, "events per device"),
     "max_notifies": (COUNT, "notifies per device"),
     "queue_depth": (COUNT, "tasks that wait in one stream"),
+    "has_priorities": (COUNT, "1: stream priorities order the work; 0: they are kept and have no effect"),
+    "op_timeout_s": (SECONDS, "how long a kernel may run unless the program says otherwise"),
     "malloc_pad_bytes": (BYTES, "bytes added to each allocation after rounding up to 32"),
 }  # unit, meaning
 
@@ -108,7 +110,7 @@ MAY_BE_ZERO = frozenset(
         "tiling_cycles",
         "burst_overhead_bytes",
     }
-    | {"fabric_kind", "fabric_links"}
+    | {"fabric_kind", "fabric_links", "has_priorities"}
 )
-EXACT_UNITS = frozenset({COUNT, BYTES, HZ, NS, BYTES_PER_CYCLE, MACS})  # values that float32 must hold
+EXACT_UNITS = frozenset({COUNT, BYTES, HZ, NS, SECONDS, BYTES_PER_CYCLE, MACS})  # values that float32 must hold
 CERTAINTIES = ("high", "medium", "low")

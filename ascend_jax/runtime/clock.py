@@ -51,6 +51,14 @@ def until(now: Instant, then: Instant) -> jax.Array:
     return jnp.where(limbs < 0, 0, jnp.where(limbs > 0, LIMB, low))
 
 
+def of_ms(ms: jax.Array) -> Instant:
+    """Return whole milliseconds, int32 >= 0, as a duration."""
+    high = (ms >> 15) * 15_625  # a million ns is 15625 << 6, so this counts 2**21 ns
+    low = (ms & (2**15 - 1)) * 15_625  # and this 2**6 ns
+    hi, lo = (high >> 9) + (low >> 24), ((high & 511) << 21) + ((low & (2**24 - 1)) << 6)
+    return Instant(hi + (lo >> 30), lo & (LIMB - 1))
+
+
 def minus(left: Instant, delta_ns: jax.Array) -> Instant:
     """Return a duration shortened by ``delta_ns`` (int32, 0..LIMB, not more than the duration)."""
     low = left.lo - delta_ns

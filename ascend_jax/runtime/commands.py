@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ascend_jax.runtime import layout, status
+from ascend_jax.runtime import clock, layout, status
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.host import host_now
@@ -158,7 +158,7 @@ def _write_row(
         Field.DEPENDS: layout.NONE,
         Field.OBJECT: layout.NONE,
         Field.BLOCKS: command.blocks,
-        Field.PRIORITY: get_row(card.streams, slot)[Stream.PRIORITY],
+        Field.PRIORITY: jnp.where(card.chip["has_priorities"] > 0, get_row(card.streams, slot)[Stream.PRIORITY], 0),
         Field.HEAD_NS: command.head_ns,
         Field.BLOCK_HI: jnp.minimum(block.hi, layout.LONGEST_BLOCK_HI),
         Field.BLOCK_LO: block.lo,
@@ -191,13 +191,18 @@ def _write_row(
 
 
 def _default_timeout(card: CardState, kind: Kind) -> dict[Any, Number]:
-    if kind == Kind.KERNEL:
-        hi, lo = Device.OP_TIMEOUT_HI, Device.OP_TIMEOUT_LO
-    elif kind in WAITS:
-        hi, lo = Device.WAIT_TIMEOUT_HI, Device.WAIT_TIMEOUT_LO
-    else:
+    device = card.device
+    if kind in WAITS:
+        return {
+            Field.TIMEOUT_HI: device[Device.WAIT_TIMEOUT_HI],
+            Field.TIMEOUT_LO: device[Device.WAIT_TIMEOUT_LO],
+        }
+    if kind != Kind.KERNEL:
         return {}
-    return {Field.TIMEOUT_HI: card.device[hi], Field.TIMEOUT_LO: card.device[lo]}
+    hi, lo = device[Device.OP_TIMEOUT_HI], device[Device.OP_TIMEOUT_LO]
+    default = clock.of_ms(card.chip["op_timeout_s"].astype(jnp.int32) * 1000)
+    is_set = hi != layout.NONE
+    return {Field.TIMEOUT_HI: jnp.where(is_set, hi, default.hi), Field.TIMEOUT_LO: jnp.where(is_set, lo, default.lo)}
 
 
 def planned_fault(card: CardState, sequence: jax.Array) -> jax.Array:

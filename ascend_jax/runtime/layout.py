@@ -295,7 +295,7 @@ class Device(enum.IntEnum):
     THREAD = 3  # current host thread
     CONTEXT = 4  # its current context slot, or NONE
     INSTANTS = 5  # instants at which something happened
-    OP_TIMEOUT_HI = 6  # of kernels, 0: none
+    OP_TIMEOUT_HI = 6  # of kernels; 0, 0: none; NONE: the chip's
     OP_TIMEOUT_LO = 7
     WAIT_TIMEOUT_HI = 8  # of waits, 0: none
     WAIT_TIMEOUT_LO = 9

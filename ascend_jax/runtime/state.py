@@ -170,7 +170,7 @@ def init(
     threads = _filled(max_threads, {Thread.CONTEXT: layout.NONE}, len(Thread))
     threads[0, [Thread.ALIVE, Thread.CONTEXT]] = (1, 0)
     device = np.zeros(len(Device), np.int32)
-    device[Device.USERS] = 1
+    device[[Device.USERS, Device.OP_TIMEOUT_HI]] = 1, layout.NONE
     status = np.zeros(len(StatusWord), np.int32)
     status[StatusWord.STREAM] = layout.NONE
     hbm_end = jnp.floor(chip["hbm_bytes"] / layout.GRANULE_BYTES).astype(jnp.int32)

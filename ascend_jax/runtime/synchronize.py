@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from ascend_jax.runtime import status
 from ascend_jax.runtime.advance import ALL_STREAMS, Ending, Goal, advance
 from ascend_jax.runtime.capture_rules import illegal_event, illegal_sync
+from ascend_jax.runtime.clock import of_ms
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import is_taken, row_of
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
@@ -16,7 +17,6 @@ from ascend_jax.runtime.handles import find_event, find_stream, has_context
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import (
     FOREVER_HI,
-    LIMB,
     NONE,
     Clock,
     Device,
@@ -132,10 +132,8 @@ def await_room(card: CardState, command: jax.Array) -> CardState:
 def timeout_of(timeout_ms: Number) -> tuple[jax.Array, jax.Array]:
     """Return a timeout in ms as (hi, lo) limbs of ns; never for a negative one."""
     ms = jnp.asarray(timeout_ms, jnp.int32)
-    high = (jnp.maximum(ms, 0) >> 15) * 15_625  # a million ns is 15625 << 6, so this counts 2**21 ns
-    low = (jnp.maximum(ms, 0) & (2**15 - 1)) * 15_625  # and this 2**6 ns
-    hi, lo = (high >> 9) + (low >> 24), ((high & 511) << 21) + ((low & (2**24 - 1)) << 6)
-    return jnp.where(ms < 0, FOREVER_HI, hi + (lo >> 30)), lo & (LIMB - 1)
+    limit = of_ms(jnp.maximum(ms, 0))
+    return jnp.where(ms < 0, FOREVER_HI, limit.hi), limit.lo
 
 
 def _refused(timeout_ms: Number) -> jax.Array:

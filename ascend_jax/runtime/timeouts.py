@@ -52,8 +52,8 @@ def set_op_execute_timeout(card: CardState, timeout_ms: Number | jax.Array, *, s
     """Let kernels enqueued from now on fail when they run longer (``aclrtSetOpExecuteTimeOutWithMs``); 0: never.
 
     A kernel past the limit ends there with 507014, or 507034 if it holds vector cores only, and the device is lost
-    until it is reset. CANN starts with about 1091 s on A2 and A3, 547 s on inference products and 68 s on 910; a card
-    here starts with none.
+    until it is reset. A card starts with what its chip says (``op_timeout_s``: about 1091 s on A2 and A3, 547 s on
+    inference products, 68 s on 910). CANN rounds limits up to its own steps; here they are exact.
 
     Status 107000 for a negative limit, 107002 without a current context.
     """

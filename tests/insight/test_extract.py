@@ -9,7 +9,7 @@ from ascend_jax.runtime.layout import Field, Kind, Resource
 
 COSTS = {
     "host_copy_enqueue_ns": 10, "host_launch_ns": 10, "host_malloc_ns": 0, "host_stream_create_ns": 0,
-    "host_event_ns": 10, "host_sync_ns": 0, "copy_latency_ns": 100, "d2d_bytes_per_s": 1e9,
+    "host_event_ns": 10, "host_sync_ns": 0, "copy_latency_ns": 100, "d2d_bytes_per_s": 1e9, "has_priorities": 1,
 }  # fmt: skip
 SIZES = {
     "hbm_backing_bytes": 0, "max_streams": 4, "max_events": 2, "max_notifies": 1, "max_values": 1, "max_commands": 16,

@@ -15,6 +15,7 @@ MARK_SIZES = {
 
 # a call takes 10 ns; a copy takes 20 ns and 1 ns a byte, a fill 20 ns and 1 ns for 4 bytes
 HOST_COSTS = QUICK_CALLS | {
+    "has_priorities": 1,
     "host_sync_ns": 10, "copy_latency_ns": 20, "h2d_bytes_per_s": 1e9, "d2h_bytes_per_s": 1e9, "d2d_bytes_per_s": 4e9,
 }  # fmt: skip
 HOST_SIZES = {

@@ -103,7 +103,8 @@ class Machine:
         self.faults: dict[int, tuple[int, str]] = {}  # sequence number -> (code, reach)
         self.jobs: list[Job] = []
         self.calls = self.sticky = self.last = 0
-        self.op_timeout = self.wait_timeout = 0  # ns, of kernels and waits enqueued from now on; 0: never
+        self.op_timeout = int(fields["op_timeout_s"]) * 10**9  # ns, of kernels enqueued from now on; 0: never
+        self.wait_timeout = 0  # the same of waits
         pad = int(fields["malloc_pad_bytes"])
         self.hbm = Pages(HBM_FIRST, int(fields["hbm_bytes"]), sizes["max_blocks"], pad=pad)
         host_end = HOST_FIRST + sizes["host_backing_bytes"]
@@ -282,7 +283,8 @@ class Machine:
         code = self.refusal(slot) or (TABLE_FULL if self._row_taken_by() else SUCCESS)
         if code:
             return code, None
-        priority = self.streams.live[slot].priority if slot != self.host_stream else 0
+        counts = slot != self.host_stream and self.fields["has_priorities"]
+        priority = self.streams.live[slot].priority if counts else 0
         sequence = len(self.jobs)
         fault, reach = self.faults.pop(sequence, (0, "stream"))
         marks = {"timeout_code": WAIT_TIMEOUT, "timeout_reach": "stream"}

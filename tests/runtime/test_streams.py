@@ -268,6 +268,18 @@ def test_priority_orders_the_queue_for_an_engine_and_stops_nobody(card):
     assert ends(card) == [50 + FILL_NS, 50 + 3 * FILL_NS, 50 + 2 * FILL_NS]
 
 
+def test_priorities_have_no_effect_on_a2(card):
+    assert aj.chip("Ascend910B2")["has_priorities"] == 0 < aj.chip("Ascend310P3")["has_priorities"]
+    card, device = aj.malloc(dataclasses.replace(card, chip=card.chip.replace(has_priorities=0)), 8192)
+    card, low = aj.create_stream(card, priority=7)
+    card, high = aj.create_stream(card, priority=0)
+    for stream in (low, low, high):
+        card = fill(card, device, stream)  # issued at 40, 50, 60; the second is ready when the first is over
+    card = aj.synchronize_device(card)
+    assert ends(card) == [40 + FILL_NS, 40 + 3 * FILL_NS, 40 + 2 * FILL_NS]
+    assert answer(aj.stream_priority(card, low)) == (0, 7)
+
+
 def test_equal_priorities_go_in_the_order_of_submission(card):
     card, device = aj.malloc(card, 8192)
     card, one = aj.create_stream(card)
