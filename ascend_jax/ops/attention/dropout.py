@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["Elements", "PackedDropout", "PhiloxDropout", "element_order", "philox_words"]
+__all__ = ["Elements", "PackedDropout", "PhiloxDropout", "element_order", "philox_dropout", "philox_words"]
 
 _ROUNDS = 7
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -75,11 +75,27 @@ class PackedDropout:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PhiloxDropout:
-    """Keep-bits that the kernel draws: nothing is stored."""
+    """Keep-bits that the kernel draws: nothing is stored. :func:`philox_dropout` makes one."""
 
     keep_prob: float | jax.Array  # in (0, 1]; the real rate is (floor(255 * keep_prob) + 1) / 256
-    seed: jax.Array | int = 0  # below 2**32 if traced
-    offset: jax.Array | int = 0
+    key: jax.Array  # uint32 [2], seed, low word first
+    counter: jax.Array  # uint32 [2], ceil(offset / 16), low word first
+
+
+def philox_dropout(
+    keep_prob: float | jax.Array, *, seed: int | jax.Array = 0, offset: int | jax.Array = 0
+) -> PhiloxDropout:
+    """Returns dropout drawn by Philox.
+
+    Args:
+        keep_prob: In (0, 1], may be traced. What is kept is divided by it.
+        seed: Up to 64 bits; a traced one has 32.
+        offset: Bytes of the stream to skip, rounded up to 16; likewise.
+
+    >>> philox_dropout(0.9, seed=2**32 + 5).key.tolist()
+    [5, 1]
+    """
+    return PhiloxDropout(keep_prob, _words(seed), _words(-(-offset // 16)))
 
 
 Dropout = PackedDropout | PhiloxDropout
@@ -105,7 +121,7 @@ def keep_tile(
         index = (high[:, None] + (at >> 3)).clip(0, dropout.bits.size - 1)
         return (dropout.bits[index] >> (at & 7).astype(jnp.uint8)) & 1 > 0
     counts = high[:, None] + ((columns[:, ::PHILOX_COLUMNS] if aligned else columns) >> 4)
-    words = philox_words(dropout.seed, dropout.offset, counts)
+    words = philox_words(dropout.key, dropout.counter, counts)
     stacked = jnp.stack(words, axis=-1)  # [rows, C / 16 or C, 4]
     if aligned:
         shifts = jnp.arange(4, dtype=jnp.uint32) * 8
@@ -116,14 +132,13 @@ def keep_tile(
     return drawn.astype(jnp.float32) <= 255 * jnp.asarray(dropout.keep_prob, jnp.float32)
 
 
-def philox_words(seed: jax.Array | int, offset: jax.Array | int, counts: jax.Array) -> tuple[jax.Array, ...]:
-    """Returns the four uint32 words of Philox4x32-7 at counter ``ceil(offset / 16) + counts``.
+def philox_words(key: jax.Array, counter: jax.Array, counts: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns the four uint32 words of Philox4x32-7 at each ``counter + counts``.
 
-    >>> [int(x) for x in philox_words(0, 0, jnp.arange(1))]
-    [1594687024, 1636773313, 2797090880, 2104217229]
+    >>> [hex(int(x)) for x in philox_words(jnp.zeros(2, jnp.uint32), jnp.zeros(2, jnp.uint32), jnp.int32(0))]
+    ['0x5f6fb709', '0xd893f64', '0x4f121f81', '0x4f730a48']
     """
-    seed_low, seed_high = _halves(seed)
-    first_low, first_high = _halves(-(-offset // 16))
+    (seed_low, seed_high), (first_low, first_high) = key, counter
     low = first_low + counts.astype(jnp.uint32)
     high = first_high + (low < first_low).astype(jnp.uint32)
     words = (low, high, jnp.zeros_like(low), jnp.zeros_like(low))
@@ -141,10 +156,10 @@ def philox_words(seed: jax.Array | int, offset: jax.Array | int, counts: jax.Arr
     return words
 
 
-def _halves(value: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+def _words(value: jax.Array | int) -> jax.Array:
     if isinstance(value, jax.Array):
-        return value.astype(jnp.uint32), jnp.uint32(0)
-    return jnp.uint32(int(value) & 0xFFFFFFFF), jnp.uint32(int(value) >> 32 & 0xFFFFFFFF)
+        return jnp.stack([value.astype(jnp.uint32), jnp.zeros_like(value, jnp.uint32)])
+    return jnp.array([int(value) & 0xFFFFFFFF, int(value) >> 32 & 0xFFFFFFFF], jnp.uint32)
 
 
 def _wide_product(factor: int, x: jax.Array) -> tuple[jax.Array, jax.Array]:

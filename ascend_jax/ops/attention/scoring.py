@@ -58,8 +58,9 @@ class Scoring:
     high: jax.Array  # int32 [Bx, Sq], and the end
     row: jax.Array | None = None  # int32 [1, Sq], number of a row in its own packed sequence; None: its number
     origin: jax.Array | None = None  # int32 [1, Sq], first column of that sequence; None: 0
-    q_segment: jax.Array | None = None  # int32 [Bx, Sq]; a pair is visible if both segments are equal
+    q_segment: jax.Array | None = None  # int32 [Bx, Sq]; with kv_segment, only pairs of equal segments are visible
     kv_segment: jax.Array | None = None  # int32 [Bx, Skv]
+    is_whole: jax.Array | None = None  # bool [Bx, 1], every segment is one run of columns: the interval says it all
     mask: jax.Array | None = None  # bool or uint8 [B|1, N|1, Sq|1, Skv|1]
     dropout: Dropout | None = None
     order: Elements | None = None  # numbers of the elements, for dropout and flat bias; None: [B, N, Sq, Skv]
@@ -128,8 +129,10 @@ def tile_runs(scoring: Scoring, options: Options) -> TileRuns:
     start = jnp.minimum(jnp.where(is_live, low, most).min(axis=2) // kv_tile, end)
     full = _up(jnp.where(is_row, low, 0).max(axis=2), kv_tile).clip(start, end)
     part = jnp.where(is_row, jnp.where(is_live, high, 0), most).min(axis=2) // kv_tile
-    if scoring.mask is not None or scoring.q_segment is not None:
+    if scoring.mask is not None:
         part = jnp.zeros_like(part)
+    if scoring.is_whole is not None:
+        part = jnp.where(scoring.is_whole, part, 0)
     return TileRuns(start, full, part.clip(full, end), end)
 
 
@@ -160,7 +163,8 @@ def bias_tile(bias: jax.Array, spot: Spot, scoring: Scoring, options: Options) -
         return bias[flat_index(bias, spot, scoring)]
     if options.bias_kind == "compressed":
         return bias[compressed_index(bias, spot, scoring)]
-    slope = bias[_of_batch(bias, spot.batch), spot.head]
+    is_packed = bias.shape[0] > 1 and scoring.row is not None  # a slope per packed sequence, hence per row
+    slope = bias[spot.lines.segment, spot.head][:, None] if is_packed else bias[_of_batch(bias, spot.batch), spot.head]
     far = jnp.abs(spot.columns + options.bias_start - spot.lines.row[:, None])
     far = far.astype(bias.dtype)
     return -slope * (far if options.bias_kind == "distance" else jnp.sqrt(far))
