@@ -155,9 +155,7 @@ def _operands(query: Any, key: Any, value: Any, head_num: int, layout: str) -> t
     return q, k, v
 
 
-def _mask(
-    mask: Any, geometry: Geometry, mode: int, shapes: tuple[int, int, int, int]
-) -> tuple[dict[str, Any], bool]:
+def _mask(mask: Any, geometry: Geometry, mode: int, shapes: tuple[int, int, int, int]) -> tuple[dict[str, Any], bool]:
     """Check a mask; return what the scoring reads of it, and whether packed sequences share it."""
     if mask is None:
         return {}, False
@@ -170,7 +168,7 @@ def _mask(
         return {}, False
     if mask.ndim not in (2, 4):
         raise refuse("atten_mask.shape", list(mask.shape), "must have rank 2 or 4")
-    batch, heads, q_len, kv_len = shapes
+    batch, _, q_len, kv_len = shapes
     if geometry.is_packed:
         longest = tuple(max(x, default=0) for x in zip(*geometry.lengths()[0], strict=True)) or (0, 0)
         if mask.shape == longest or mask.shape == (q_len, kv_len):
@@ -258,9 +256,12 @@ def _with_rope(
     pse, drop_mask, keep_prob, atten_mask = others
     if pse is not None or drop_mask is not None or keep_prob != 1 or atten_mask is None:
         raise refuse("query_rope", "given", "needs an atten_mask, and neither pse nor dropout", Code.INNER_TILING)
-    parts = (to_heads_first("query_rope", query_rope, layout, head_num), q), (
-        to_heads_first("key_rope", key_rope, layout, k.shape[1]),
-        k,
+    parts = (
+        (to_heads_first("query_rope", query_rope, layout, head_num), q),
+        (
+            to_heads_first("key_rope", key_rope, layout, k.shape[1]),
+            k,
+        ),
     )
     for name, (rope, whole) in zip(("query_rope", "key_rope"), parts, strict=True):
         if rope.shape[:3] != whole.shape[:3] or not 0 < rope.shape[3] <= whole.shape[3] or rope.dtype != whole.dtype:

@@ -173,22 +173,24 @@ def _keys(
         ]
         if pair[0].shape[:3] != pair[1].shape[:3]:
             raise refuse("value.shape", list(value.shape), "must have the batch, heads and length of key")
-        kv_lengths = lengths if source in ("TND", "NTD") else lengths_of(
-            "actual_seq_lengths_kv", lengths, batch, pair[0].shape[2]
+        kv_lengths = (
+            lengths
+            if source in ("TND", "NTD")
+            else lengths_of("actual_seq_lengths_kv", lengths, batch, pair[0].shape[2])
         )
     else:
         if lengths is None:
             raise refuse("actual_seq_lengths_kv", None, "is required with a block_table")
-        if table.ndim != 2 or source not in ("TND", "NTD") and table.shape[0] != batch:
+        if table.ndim != 2 or (source not in ("TND", "NTD") and table.shape[0] != batch):
             raise refuse("block_table.shape", list(table.shape), f"must be [{batch}, pages]")
-        kv_lengths = lengths_of("actual_seq_lengths_kv", lengths, table.shape[0], table.shape[1] * block_size)
-        pair = []
         for name, pool in (("key", key), ("value", value)):
-            dim = q.shape[3] if name == "key" or pool.ndim != 4 else pool.shape[3]
-            if pool.ndim == 3:
-                dim = pool.shape[2] // heads
+            dim = pool.shape[2] // heads if pool.ndim == 3 else pool.shape[-1] if pool.ndim == 4 else q.shape[3]
             kv_cache.page_layout(name, pool, block_size, heads, dim)
-            pair.append(kv_cache.gather_pages(name, pool, table, kv_lengths, block_size, heads))
+        kv_lengths = lengths_of("actual_seq_lengths_kv", lengths, table.shape[0], table.shape[1] * block_size)
+        pair = [
+            kv_cache.gather_pages(name, pool, table, kv_lengths, block_size, heads)
+            for name, pool in (("key", key), ("value", value))
+        ]
     if fields.kv_padding_size is not None:
         pair = [kv_cache.left_aligned(x, fields.kv_padding_size, kv_lengths) for x in pair]
     for index, name in enumerate(("key", "value")):
@@ -196,15 +198,14 @@ def _keys(
             scale, offset, mode = (getattr(fields, f"{name}_antiquant_{part}") for part in ("scale", "offset", "mode"))
             if mode in (4, 5) and table is not None and scale is not None:
                 scale, offset = (
-                    None if x is None else kv_cache.gather_scales(x, table, kv_lengths, block_size) for x in (scale, offset)
+                    None if x is None else kv_cache.gather_scales(x, table, kv_lengths, block_size)
+                    for x in (scale, offset)
                 )
             pair[index] = kv_cache.dequantise(name, pair[index], scale, offset, mode, q.dtype)
     return _with_prefix(*pair, kv_lengths, fields, heads, source)
 
 
-def _with_prefix(
-    k: Any, v: Any, lengths: Any, fields: _Fields, heads: int, source: str
-) -> tuple[Any, Any, Any]:
+def _with_prefix(k: Any, v: Any, lengths: Any, fields: _Fields, heads: int, source: str) -> tuple[Any, Any, Any]:
     """Put the shared prefix in front of every batch row."""
     prefix = (fields.key_shared_prefix, fields.value_shared_prefix)
     if prefix[0] is None and prefix[1] is None:

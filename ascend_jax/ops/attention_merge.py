@@ -23,7 +23,8 @@ def merge_rows(
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, jax.Array]]:
     """Return maximum, sum and the share of either part in the output; sums may be in CANN's convention or 0.
 
-    >>> row_max, row_sum, shares = merge_rows((jnp.zeros(1), jnp.log(jnp.full(1, 2.0))), (jnp.full(1, 2.0), jnp.full(1, 3.0)))
+    >>> highs, sums = (jnp.zeros(1), jnp.log(jnp.full(1, 2.0))), (jnp.full(1, 2.0), jnp.full(1, 3.0))
+    >>> row_max, row_sum, shares = merge_rows(highs, sums)
     >>> round(float(row_max[0]), 6), round(float(row_sum[0]), 5), [round(float(x[0]), 5) for x in shares]
     (0.693147, 4.0, [0.25, 0.75])
     """
@@ -104,7 +105,9 @@ def _as_output(
         return jnp.repeat(share.transpose(2, 0, 1), out.shape[2] // heads, axis=2)
     total, heads, dim = out.shape
     if heads > MAX_HEADS or dim > MAX_DIM or share.shape != (total, heads):
-        raise refuse("prev_attn_out.shape", list(out.shape), f"N <= {MAX_HEADS}, D <= {MAX_DIM}, and statistics [T, N, 8]")
+        raise refuse(
+            "prev_attn_out.shape", list(out.shape), f"N <= {MAX_HEADS}, D <= {MAX_DIM}, and statistics [T, N, 8]"
+        )
     if softmax_layout not in ("TND", "same_as_input"):
         if ends is None:
             raise refuse("actual_seq_qlen", None, "TND needs the cumulative ends")
@@ -142,7 +145,9 @@ def attention_update(lse: Sequence[jax.Array], outs: Sequence[jax.Array]) -> tup
         raise refuse("outs[0].shape", list(outs[0].shape), "must be [R, D] with D from 8 to 512, a multiple of 8")
     for index, (each, out) in enumerate(zip(lse, outs, strict=True)):
         if out.shape != (rows, dim) or each.shape != (rows,) or out.dtype != outs[0].dtype:
-            raise refuse(f"lse[{index}], outs[{index}]", f"{list(each.shape)}, {list(out.shape)}", "must match the first")
+            raise refuse(
+                f"lse[{index}], outs[{index}]", f"{list(each.shape)}, {list(out.shape)}", "must match the first"
+            )
     weights = jnp.stack([jnp.where(jnp.isinf(x), -jnp.inf, x) for x in lse])
     highest = weights.max(axis=0)
     safe = jnp.where(jnp.isfinite(highest), highest, 0)

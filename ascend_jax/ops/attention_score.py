@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ascend_jax.ops.attention.backward import backward, row_dtype
-from ascend_jax.ops.attention.kernel import FLT_MAX, attend, hide_rows
+from ascend_jax.ops.attention.backward import row_dtype
+from ascend_jax.ops.attention.kernel import FLT_MAX, attend, compiled_backward, fit_planes, hide_rows
 from ascend_jax.ops.attention_call import AttentionCall, prepare_call
 from ascend_jax.ops.attention_geometry import Geometry
 from ascend_jax.ops.attention_layout import from_heads_first, refuse, to_heads_first
@@ -51,9 +51,9 @@ def flash_attention_score(
 ) -> AttentionScore:
     """Compute ``aclnnFlashAttentionScore``, or with TND ``aclnnFlashAttentionVarLenScore``, on arrays.
 
-    Scores are ``(q k^T + pse) scale_value`` (pse_type 1), or ``q k^T scale_value + pse`` (0, and the slopes of 2 and 3).
-    **An atten_mask hides where it is 1. Without one, sparse_mode, tokens and prefix are ignored: full attention.** A row
-    that sees nothing gives 0, softmax_max -FLT_MAX and softmax_sum +FLT_MAX with ``inner_precise=2`` or where the
+    Scores are ``(q k^T + pse) scale_value`` (pse_type 1), or ``q k^T scale_value + pse`` (0, and the slopes of 2, 3).
+    **An atten_mask hides where it is 1. Without one, sparse_mode, tokens and prefix are ignored: full attention.** A
+    row that sees nothing gives 0, softmax_max -FLT_MAX and softmax_sum +FLT_MAX with ``inner_precise=2`` or where the
     lengths prove that there are such rows; otherwise a mask that hides a whole row leaves the mean of v over the
     visited columns, softmax_max -FLT_MAX and their number as softmax_sum. Differentiable in query, key, value, pse and
     sink. Sources: ops-transformer, flash_attention_score; Ascend documents of aclnnFlashAttentionScoreV1 to V4.
@@ -147,20 +147,22 @@ def flash_attention_score_grad(
     d_out, out = (to_heads_first(n, x, input_layout, head_num) for n, x in (("dy", dy), ("attention_in", attention_in)))
     if d_out.shape != out.shape or out.shape[3] != call.v.shape[3]:
         raise refuse("dy", list(dy.shape), f"the head dimension must be {call.v.shape[3]}, that of value")
-    rows = tuple(_rows(n, x, call, softmax_layout) for n, x in (("softmax_max", softmax_max), ("softmax_sum", softmax_sum)))
-    row_max, row_sum = (x.astype(row_dtype(call.q)) for x in rows)
+    saved = (("softmax_max", softmax_max), ("softmax_sum", softmax_sum))
+    row_max, row_sum = (_rows(name, x, call, softmax_layout).astype(row_dtype(call.q)) for name, x in saved)
     row_sum = jnp.where(row_sum >= FLT_MAX, 0, row_sum)
     scale = jnp.asarray(call.scale, row_dtype(call.q))
     if min(call.q.size, call.k.size) == 0:
-        dq, dk, dv, dpse, dsink = (None if x is None else jnp.zeros_like(x) for x in (call.q, call.k, call.v, call.bias, call.sink))
+        given = (call.q, call.k, call.v, call.bias, call.sink)
+        dq, dk, dv, dpse, dsink = (None if x is None else jnp.zeros_like(x) for x in given)
     else:
-        dq, dk, dv, _, dpse, dsink = backward(
-            call.q, call.k, call.v, scale, call.bias, call.sink, call.scoring, call.options,
-            (out, row_max, row_sum), (d_out, jnp.zeros_like(row_sum)),
-        )  # fmt: skip
+        bias, scoring = fit_planes(call.bias, call.scoring, call.options)
+        saved_rows, cotangents = (out, row_max, row_sum), (d_out, jnp.zeros_like(row_sum))
+        dq, dk, dv, _, dpse, dsink = compiled_backward(
+            call.q, call.k, call.v, scale, bias, call.sink, scoring, call.options, saved_rows, cotangents
+        )
     dim = to_heads_first("query", query, input_layout, head_num).shape[3]
-    if dpse is not None and attributes["pse"].ndim == 1 and dpse.ndim == 2:
-        dpse = dpse[0]
+    if dpse is not None:
+        dpse = dpse[tuple(slice(0, length) for length in call.bias.shape)].reshape(attributes["pse"].shape)
     grads = (from_heads_first(x, input_layout) for x in (dq[..., :dim], dk[..., :dim], dv))  # type: ignore[index]
     return AttentionGrads(*grads, dpse, dsink)
 

@@ -103,7 +103,7 @@ def dequantise(name: str, x: jax.Array, scale: Any, offset: Any, mode: int, dtyp
       name: "key" or "value", for the refusal.
       x: int8 keys or values.
       scale: One number (mode 0), [N, D], [1, N, D] or [N * D] (mode 0, per channel), [B, S] (mode 1, per token), [N]
-        (mode 2, per head), [B, N, S] (mode 3, per token and head); modes 4 and 5 are 1 and 3 from pages, gathered before.
+        (mode 2, per head), [B, N, S] (mode 3, per token and head); 4 and 5 are 1 and 3 from pages, gathered before.
       offset: Shaped like scale, or None for 0.
       mode: Antiquantisation mode.
       dtype: Of the result; the arithmetic is float32.
@@ -129,7 +129,8 @@ def dequantise(name: str, x: jax.Array, scale: Any, offset: Any, mode: int, dtyp
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         raise refuse(f"{name}_antiquant_scale.shape", list(scale.shape), f"must be {wanted} in mode {mode}")
     if offset is not None and offset.shape != scale.shape:
-        raise refuse(f"{name}_antiquant_offset.shape", list(offset.shape), f"must be {list(scale.shape)}, that of the scale")
+        rule = f"must be {list(scale.shape)}, that of the scale"
+        raise refuse(f"{name}_antiquant_offset.shape", list(offset.shape), rule)
     factor = scale.astype(jnp.float32).reshape(shapes[scale.shape])
     shift = 0 if offset is None else offset.astype(jnp.float32).reshape(shapes[scale.shape])
     return ((x.astype(jnp.float32) + shift) * factor).astype(dtype)

@@ -68,9 +68,9 @@ def attend(q, k, v, seen, *, scale=1.0, bias=None, bias_first=False, keep=None, 
         scores = scores * scale + (0 if bias is None else bias)
     if softcap is not None:
         scores = softcap * xp.tanh(scores / softcap)
-    visited = np.ones_like(seen) if visited is None else visited
+    visited = xp.ones_like(seen) if visited is None else visited
     dead = ~seen.any(axis=1)
-    take = np.where(dead[:, None], visited if hidden == "mean" else False, seen)
+    take = xp.where(dead[:, None], visited if hidden == "mean" else False, seen)
     scores = xp.where(dead[:, None], 0.0, scores)
     peak = xp.max(xp.where(take, scores, -np.inf), axis=1, initial=-np.inf)
     if sink is not None:
@@ -94,9 +94,9 @@ def attend_batch(q, k, v, seen, *, bias=None, keep=None, sink=None, xp=np, **opt
     batch, heads, q_len = q.shape[:3]
     group = heads // k.shape[1]
     full = (batch, heads, q_len, k.shape[2])
-    seen = np.broadcast_to(seen, full)
+    seen = xp.broadcast_to(seen, full)
     bias = None if bias is None else xp.broadcast_to(bias, full)
-    keep = None if keep is None else np.broadcast_to(keep, full)
+    keep = None if keep is None else xp.broadcast_to(keep, full)
     parts = [
         attend(
             q[b, n], k[b, n // group], v[b, n // group], seen[b, n], xp=xp,

@@ -2,7 +2,8 @@
 
 With p_ij = exp(s_ij - m_i) and o'_i = do_i / l_i, of every live tile:
 
-    dv_j += p_ij o'_i,  ds_ij = p_ij (o'_i . v_j - o'_i . out_i + dl_i),  dq_i += scale ds_ij k_j,  dk_j += scale ds_ij q_i
+    dv_j += p_ij o'_i,  ds_ij = p_ij (o'_i . v_j - o'_i . out_i + dl_i),
+    dq_i += scale ds_ij k_j,  dk_j += scale ds_ij q_i
 
 ``dl`` is the cotangent of row_sum, with row_max held fixed. Dropout multiplies p in dv and o'.v in ds. Keys and values
 of a group of query heads are shared, so their gradients add up over the group (Dao, arXiv 2307.08691).
@@ -58,8 +59,8 @@ def backward(
         results: out, row_max and row_sum of the forward pass.
         cotangents: Of out ``[B, N, Sq, Dv]`` and of row_sum ``[B, N, Sq]``.
     """
-    batch, heads, q_len, dim = q.shape
-    kv_heads, kv_len, value_dim = v.shape[1:]
+    batch, heads, q_len, _ = q.shape
+    kv_heads, kv_len, _ = v.shape[1:]
     group = heads // kv_heads
     runs = tile_runs(scoring, options)
     q_pad, kv_pad = (-length % tile for length, tile in zip((q_len, kv_len), options.tile, strict=True))
@@ -131,9 +132,7 @@ def _q_tiles(
     q_tile, kv_tile = at.options.tile
 
     def one(carry: Carry, q_index: jax.Array) -> tuple[Carry, jax.Array]:
-        q, d_out, row_max, shift = (
-            lax.dynamic_slice_in_dim(x, q_index * q_tile, q_tile) for x in (*queries, *rows)
-        )
+        q, d_out, row_max, shift = (lax.dynamic_slice_in_dim(x, q_index * q_tile, q_tile) for x in (*queries, *rows))
         q = q * at.scale
         lines = at.lines(q_index)
 

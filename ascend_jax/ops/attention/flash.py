@@ -121,7 +121,9 @@ def prepare(
     """Checks a call and returns (q, k, v with heads first), scoring, options and scale."""
     for name, array in (("q", q), ("k", k), ("v", v)):
         if array.ndim not in (3, 4) or array.ndim != q.ndim:
-            raise ValueError(f"{name} has shape {list(array.shape)}: q, k, v must all be [B, T, N, D], or all [T, N, D]")
+            raise ValueError(
+                f"{name} has shape {list(array.shape)}: q, k, v must all be [B, T, N, D], or all [T, N, D]"
+            )
     q, k, v = (jnp.swapaxes(x if x.ndim == 4 else x[None], 1, 2) for x in (q, k, v))
     check_operands(q, k, v)
     batch, heads, q_len, dim = q.shape

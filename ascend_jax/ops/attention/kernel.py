@@ -3,6 +3,7 @@
 Every surface calls :func:`attend`: the JAX one, the CANN operators, and the operator that runs on a card.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -16,7 +17,16 @@ from ascend_jax.ops.attention.online_softmax import forward
 from ascend_jax.ops.attention.scoring import Options, Scoring, fit_to_tile
 from ascend_jax.ops.attention.visibility import Visibility
 
-__all__ = ["FLT_MAX", "attend", "flash_forward", "hide_rows", "scoring_of"]
+__all__ = [
+    "FLT_MAX",
+    "attend",
+    "check_operands",
+    "compiled_backward",
+    "fit_planes",
+    "flash_forward",
+    "hide_rows",
+    "scoring_of",
+]
 
 FLT_MAX = float(np.finfo(np.float32).max)
 
@@ -66,16 +76,17 @@ def attend(
     if not all(rows) or k.shape[2] == 0:
         low = jnp.full(rows, jnp.finfo(row_dtype(q)).min, row_dtype(q))
         return jnp.zeros((*rows, v.shape[3]), q.dtype), low, jnp.zeros_like(low)
+    bias, scoring = fit_planes(bias, scoring, options)
+    return _compiled(q, k, v, jnp.asarray(scale, row_dtype(q)), bias, sink, scoring, options)
+
+
+def fit_planes(bias: jax.Array | None, scoring: Scoring, options: Options) -> tuple[jax.Array | None, Scoring]:
+    """Pads a bias and a mask that are smaller than a tile, as the loops need them."""
     if bias is not None and options.bias_kind == "dense":
         bias = fit_to_tile(bias, options.tile)
     if scoring.mask is not None and not options.mask_is_local:
-        scoring = _with_mask(scoring, fit_to_tile(scoring.mask, options.tile))
-    return _attend(q, k, v, jnp.asarray(scale, row_dtype(q)), bias, sink, scoring, options)
-
-
-def _with_mask(scoring: Scoring, mask: jax.Array) -> Scoring:
-    fields = {name: getattr(scoring, name) for name in scoring.__dataclass_fields__}
-    return Scoring(**{**fields, "mask": mask})
+        scoring = dataclasses.replace(scoring, mask=fit_to_tile(scoring.mask, options.tile))
+    return bias, scoring
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(7,))
@@ -95,11 +106,14 @@ def _attend_fwd(
 def _attend_bwd(options: Options, saved: Any, cotangents: Any) -> tuple[Any, ...]:
     q, k, v, scale, bias, sink, scoring, results = saved
     d_out, _, d_sum = cotangents
-    grads = backward(q, k, v, scale, bias, sink, scoring, options, results, (d_out, d_sum))
+    grads = compiled_backward(q, k, v, scale, bias, sink, scoring, options, results, (d_out, d_sum))
     return (*grads, None)
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
+# an eager caller must not compile the loops anew for every call; inside another jit this is a call
+_compiled = jax.jit(_attend, static_argnums=7)
+compiled_backward = jax.jit(backward, static_argnums=7)
 
 
 def scoring_of(visibility: Visibility) -> Scoring:

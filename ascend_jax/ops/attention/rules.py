@@ -51,7 +51,7 @@ def make_scoring(
     dropout: Dropout | None,
 ) -> Scoring:
     """Returns the scoring of a call on ``shapes`` = (B, N, Sq, Skv); the arguments are those of ``flash_attention``."""
-    batch, heads, q_len, kv_len = shapes
+    batch, _, q_len, kv_len = shapes
     mode, left, right = window_tokens(causal, window)
     lengths = [
         _lengths(name, given, batch, longest)
@@ -115,7 +115,9 @@ def _lengths(name: str, given: Any, batch: int, longest: int) -> Any:
         return longest
     lengths = jnp.asarray(given)
     if lengths.shape != (batch,) or not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise ValueError(f"{name} is {lengths.dtype}{list(lengths.shape)}: must be integers [{batch}], one per batch row")
+        raise ValueError(
+            f"{name} is {lengths.dtype}{list(lengths.shape)}: must be integers [{batch}], one per batch row"
+        )
     return lengths.astype(jnp.int32).clip(0, longest)[:, None]
 
 
@@ -135,7 +137,9 @@ def _segments(given: Any, batch: int, q_len: int, kv_len: int) -> tuple[jax.Arra
 
 def _four_axes(name: str, given: Any, shapes: tuple[int, int, int, int]) -> Any:
     if given.ndim != 4 or any(n not in (1, full) for n, full in zip(given.shape, shapes, strict=True)):
-        raise ValueError(f"{name} has shape {list(given.shape)}: must be [B, N, T, S] = {list(shapes)}, or 1 in any place")
+        raise ValueError(
+            f"{name} has shape {list(given.shape)}: must be [B, N, T, S] = {list(shapes)}, or 1 in any place"
+        )
     return given
 
 

@@ -108,7 +108,7 @@ def lines_of(scoring: Scoring, batch: Any, row0: Any, rows: int) -> Lines:
 
 
 class TileRuns(NamedTuple):
-    """Of each query tile ``[Bx, q tiles]``: live key tiles ``[start, end)``, of them ``[full, part)`` without a mask."""
+    """Of each query tile ``[Bx, q tiles]``: live key tiles ``[start, end)``, and ``[full, part)`` without mask."""
 
     start: jax.Array
     full: jax.Array
