@@ -72,7 +72,9 @@ def backward(
 
         def q_head(carry: Carry, operands: tuple[Any, ...]) -> tuple[Carry, tuple[jax.Array, ...]]:
             offset, q_rows, d_out, d_sum, out, row_max, row_sum = operands
-            at = Head(index // kv_heads, index % kv_heads * group + offset, scoring, options, bias, sink, scale, runs)
+            head = index % kv_heads * group + offset
+            kv_tiles = k_padded.shape[0] // options.tile[1]
+            at = Head(index // kv_heads, head, scoring, options, bias, sink, scale, runs, kv_tiles)
             inverse = jnp.where(row_sum > 0, 1 / jnp.where(row_sum > 0, row_sum, 1), 0)
             d_out = upcast(d_out) * inverse[:, None]
             d_out = jnp.where((row_sum > 0)[:, None], d_out, 0)  # a row that saw nothing takes no gradient

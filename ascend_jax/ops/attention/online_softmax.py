@@ -82,7 +82,9 @@ def forward(
         def q_head(operands: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
             offset, q_rows = operands
             q_padded = pad_rows(upcast(q_rows), options.tile[0])
-            at = Head(index // kv_heads, index % kv_heads * group + offset, scoring, options, bias, sink, scale, runs)
+            head = index % kv_heads * group + offset
+            kv_tiles = k_padded.shape[0] // options.tile[1]
+            at = Head(index // kv_heads, head, scoring, options, bias, sink, scale, runs, kv_tiles)
             out, row_max, row_sum = _q_tiles(at, q_padded, k_padded, v_padded, is_clean)
             return out[:q_len].astype(q.dtype), row_max[:q_len], row_sum[:q_len]
 
@@ -111,6 +113,7 @@ class Head(NamedTuple):
     sink: jax.Array | None
     scale: jax.Array
     runs: TileRuns
+    kv_tiles: int  # static
 
     def lines(self, q_index: Any) -> Lines:
         """Returns what the scoring says of the rows of a query tile."""
@@ -129,6 +132,8 @@ class Head(NamedTuple):
 
     def walk(self, q_index: jax.Array, step: Callable[[Any, Any, bool], Any], state: Any) -> Any:
         """Runs ``step(kv tile, state, is_masked)`` over the live key tiles of a query tile."""
+        if self.kv_tiles == 1:
+            return step(0, state, True)  # no loops: a small call compiles in a fraction of the time
         at = self.batch if self.runs.start.shape[0] > 1 else 0
         start, full, part, end = (x[at, q_index] for x in self.runs)
         state = lax.fori_loop(full, part, lambda j, x: step(j, x, False), state)
