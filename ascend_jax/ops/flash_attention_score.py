@@ -1,7 +1,7 @@
 """FlashAttentionScore on a card: two-phase calls of fused attention, as ``aclnnFlashAttentionScore`` defines it.
 
-What it computes is :func:`ascend_jax.ops.attention_score.flash_attention_score`; here are the entry in the registry, the
-first phase, and the cost. Outputs are attention_out in the layout of query, and the row statistics softmax_max and
+What it computes is :func:`ascend_jax.ops.attention_score.flash_attention_score`; here are the entry in the registry,
+the first phase, and the cost. Outputs are attention_out in the layout of query, and the row statistics softmax_max and
 softmax_sum, float32 with eight equal copies a row (one 32-byte block).
 """
 
@@ -17,7 +17,6 @@ from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops import registry
 from ascend_jax.ops.attention.tiling import AttentionShape, choose_tile
 from ascend_jax.ops.attention.visibility import ALL_TOKENS, SparseMode
-from ascend_jax.ops.attention_call import MAX_DIM
 from ascend_jax.ops.attention_score import COPIES, flash_attention_score
 from ascend_jax.ops.registry import ALL_CORES, Operator, Plan
 from ascend_jax.ops.tensor import Tensor

@@ -106,20 +106,18 @@ def twin_gradients(q, k, v, d_out, seen):
     """Gradients by automatic differentiation of the twin; one compilation for each shape."""
 
     def value(q, k, v):
-        return (twin.attend_batch(q, k, v, seen, scale=SCALE, xp=jnp)[0] * d_out).sum()
+        return (twin.attend_vmapped(q, k, v, seen, scale=SCALE, xp=jnp)[0] * d_out).sum()
 
     return jax.grad(value, argnums=(0, 1, 2))(q, k, v)
 
 
 def reference_gradients(arrays, d_out, seen):
-    """In float64; heads of one batch row at a time, to keep the program small."""
+    """In float64."""
     wide = [np.asarray(x, np.float64) for x in (*arrays, d_out)]
-    seen = np.broadcast_to(seen, (wide[0].shape[0], 1, *seen.shape[-2:]))
     with jax.enable_x64(True):
-        rows = [
-            [np.asarray(x) for x in twin_gradients(*(y[b : b + 1] for y in wide), seen[b])] for b in range(len(seen))
+        return [
+            np.asarray(x) for x in twin_gradients(*wide, np.broadcast_to(seen, (*wide[0].shape[:3], seen.shape[-1])))
         ]
-    return [np.concatenate(x) for x in zip(*rows, strict=True)]
 
 
 PACKED = [  # mode, lengths, key lengths, pre, next, prefix
