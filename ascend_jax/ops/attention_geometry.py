@@ -38,8 +38,9 @@ class Geometry:
         """Return the intervals of all rows, and for packed sequences where each row belongs."""
         if not self.is_packed:
             distinct = self.sequences[:1] if len(set(self.sequences)) == 1 else self.sequences
-            low, high = (jnp.asarray(np.stack(x), jnp.int32) for x in zip(*map(_bounds, distinct), strict=True))
-            return Scoring(low, high)
+            bounds = zip(*map(_bounds, distinct), strict=True)
+            first, end = (jnp.asarray(np.stack(x), jnp.int32) for x in bounds)
+            return Scoring(first, end)
         columns = np.cumsum([0, *(each.kv_len for each in self.sequences)])
         parts = []
         for number, (each, first) in enumerate(zip(self.sequences, columns, strict=False)):
@@ -171,7 +172,7 @@ def _check_top_left(q_len: int, kv_len: int, pre: int, nxt: int) -> None:
 
 
 def _check_band(q_len: int, kv_len: int, pre: int, nxt: int) -> None:
-    if pre + nxt < 0 or Visibility(q_len, kv_len, 4, pre, nxt).live_pairs() == 0:
+    if pre + nxt < 0 or Visibility(q_len, kv_len, SparseMode.BAND, pre, nxt).live_pairs() == 0:
         given = f"{pre}, {nxt}"
         raise refuse("pre_tokens, next_tokens", given, f"the band encloses nothing of {q_len} x {kv_len}", _TILING)
 

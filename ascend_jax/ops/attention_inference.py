@@ -119,8 +119,8 @@ def fused_infer_attention_score(
         if fields.query_padding_size is not None:
             q = kv_cache.left_aligned(q, fields.query_padding_size, q_lengths)
         rows = jnp.arange(q.shape[2])[None, :]
-        limits = (jnp.asarray(x, jnp.int32).clip(0)[:, None] for x in (q_lengths, kv_lengths))
-        scoring = Scoring(*column_bounds(rows, *limits, mode, pre_tokens=tokens[0], next_tokens=tokens[1]))
+        used, seen = (jnp.asarray(x, jnp.int32).clip(0)[:, None] for x in (q_lengths, kv_lengths))
+        scoring = Scoring(*column_bounds(rows, used, seen, mode, pre_tokens=tokens[0], next_tokens=tokens[1]))
     mask = check_mask(atten_mask, sparse_mode, q.shape[0], q.shape[2], k.shape[2], is_packed)
     scoring = dataclasses.replace(scoring, mask=mask)
     zero_rows = inner_precise & 2 or sparse_mode == 3 or not has_one_row
@@ -202,7 +202,7 @@ def _keys(
                     for x in (scale, offset)
                 )
             pair[index] = kv_cache.dequantise(name, pair[index], scale, offset, mode, q.dtype)
-    return _with_prefix(*pair, kv_lengths, fields, heads, source)
+    return _with_prefix(pair[0], pair[1], kv_lengths, fields, heads, source)
 
 
 def _with_prefix(k: Any, v: Any, lengths: Any, fields: _Fields, heads: int, source: str) -> tuple[Any, Any, Any]:
@@ -255,8 +255,15 @@ def _packed_rows(
         k, v = (x.swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[3]) for x in (k, v))
     else:
         kv_lens, stride = sequence_lengths("actual_seq_lengths_kv", kv_given, k.shape[2], is_exact=True), 0
-    window = {"pre_tokens": tokens[0], "next_tokens": tokens[1]}
-    geometry = packed_geometry(q_lens, kv_lens, q.shape[2], has_mask=mode != 0, sparse_mode=int(mode), **window)
+    geometry = packed_geometry(
+        q_lens,
+        kv_lens,
+        q.shape[2],
+        has_mask=mode != 0,
+        sparse_mode=int(mode),
+        pre_tokens=tokens[0],
+        next_tokens=tokens[1],
+    )
     scoring = geometry.scoring()
     if is_paged:  # sequences lie a whole number of pages apart
         packed_start = np.repeat(np.cumsum([0, *kv_lens[:-1]]), q_lens)
@@ -291,8 +298,8 @@ def _compute(
     folds = q_len == 1 and scoring.row is None and bias is None and sink is None and heads > kv_heads
     if folds:
         q = q.reshape(batch, kv_heads, heads // kv_heads, dim)
-        limits = (jnp.broadcast_to(x, (x.shape[0], q.shape[2])) for x in (scoring.low, scoring.high))
-        scoring = Scoring(*limits, mask=scoring.mask)
+        low, high = (jnp.broadcast_to(x, (x.shape[0], q.shape[2])) for x in (scoring.low, scoring.high))
+        scoring = Scoring(low, high, mask=scoring.mask)
     tile = host_tiles(q.shape[2], k.shape[2], max(dim, v.shape[3]))
     out, row_max, row_sum = attend(
         q, k, v, scoring, dataclasses.replace(options, tile=tile), scale=scale, bias=bias, sink=sink

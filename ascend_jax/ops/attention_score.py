@@ -91,8 +91,8 @@ def flash_attention_score(
         call.q, call.k, call.v, call.scoring, call.options, scale=call.scale, bias=call.bias, sink=call.sink
     )
     row_max, row_sum = (jax.lax.stop_gradient(x).astype(jnp.float32) for x in hide_rows(row_max, row_sum))
-    statistics = (_copies(x, call, softmax_layout) for x in (row_max, row_sum))
-    return AttentionScore(*statistics, jnp.zeros(0, jnp.float32), from_heads_first(out, input_layout))
+    highest, total = (_copies(x, call, softmax_layout) for x in (row_max, row_sum))
+    return AttentionScore(highest, total, jnp.zeros(0, jnp.float32), from_heads_first(out, input_layout))
 
 
 def flash_attention_score_grad(
@@ -151,20 +151,22 @@ def flash_attention_score_grad(
     row_max, row_sum = (_rows(name, x, call, softmax_layout).astype(row_dtype(call.q)) for name, x in saved)
     row_sum = jnp.where(row_sum >= FLT_MAX, 0, row_sum)
     scale = jnp.asarray(call.scale, row_dtype(call.q))
+    given = (call.q, call.k, call.v, call.bias, call.sink)
     if min(call.q.size, call.k.size) == 0:
-        given = (call.q, call.k, call.v, call.bias, call.sink)
-        dq, dk, dv, dpse, dsink = (None if x is None else jnp.zeros_like(x) for x in given)
+        grads: Any = tuple(None if x is None else jnp.zeros_like(x) for x in given)
     else:
         bias, scoring = fit_planes(call.bias, call.scoring, call.options)
         saved_rows, cotangents = (out, row_max, row_sum), (d_out, jnp.zeros_like(row_sum))
         dq, dk, dv, _, dpse, dsink = compiled_backward(
             call.q, call.k, call.v, scale, bias, call.sink, scoring, call.options, saved_rows, cotangents
         )
+        grads = (dq, dk, dv, dpse, dsink)
+    dq, dk, dv, dpse, dsink = grads
     dim = to_heads_first("query", query, input_layout, head_num).shape[3]
     if dpse is not None:
         dpse = dpse[tuple(slice(0, length) for length in call.bias.shape)].reshape(attributes["pse"].shape)
-    grads = (from_heads_first(x, input_layout) for x in (dq[..., :dim], dk[..., :dim], dv))  # type: ignore[index]
-    return AttentionGrads(*grads, dpse, dsink)
+    dq, dk, dv = (from_heads_first(x, input_layout) for x in (dq[..., :dim], dk[..., :dim], dv))
+    return AttentionGrads(dq, dk, dv, dpse, dsink)
 
 
 def _check_softmax_layout(softmax_layout: str, input_layout: str) -> None:

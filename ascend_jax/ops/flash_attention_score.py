@@ -74,7 +74,7 @@ def value(
     if optional is None and not others and sparse_mode:
         # a compressed mask holds no choice, so a caller who has checked it may leave it out
         others, names = (jax.ShapeDtypeStruct((MASK_SIZE, MASK_SIZE), np.uint8),), ("atten_mask",)  # type: ignore[assignment]
-    given = dict(zip(names, others, strict=True))
+    given: dict[str, Any] = dict(zip(names, others, strict=True))
     done = flash_attention_score(
         query, key, value, scale_value=scale_value, sparse_mode=sparse_mode, **given, **attributes
     )

@@ -116,7 +116,7 @@ def dequantise(name: str, x: jax.Array, scale: Any, offset: Any, mode: int, dtyp
     if mode not in range(6):
         raise refuse(f"{name}_antiquant_mode", mode, "must be 0 to 5")
     batch, heads, length, dim = x.shape
-    shapes = {
+    by_mode: dict[int, dict[tuple[int, ...], tuple[int, ...]]] = {
         0: {(1,): (1, 1, 1, 1), (heads, dim): (1, heads, 1, dim), (1, heads, dim): (1, heads, 1, dim),
             (heads * dim,): (1, heads, 1, dim), (heads, 1, dim): (1, heads, 1, dim)},
         1: {(batch, length): (batch, 1, length, 1), (1, batch, length): (batch, 1, length, 1)},
@@ -124,7 +124,8 @@ def dequantise(name: str, x: jax.Array, scale: Any, offset: Any, mode: int, dtyp
         3: {(batch, heads, length): (batch, heads, length, 1), (1, batch, heads, length): (batch, heads, length, 1)},
         4: {(batch, 1, length, 1): (batch, 1, length, 1)},
         5: {(batch, heads, length, 1): (batch, heads, length, 1)},
-    }[mode]  # fmt: skip
+    }  # fmt: skip
+    shapes = by_mode[mode]
     if scale.shape not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
         raise refuse(f"{name}_antiquant_scale.shape", list(scale.shape), f"must be {wanted} in mode {mode}")

@@ -65,12 +65,12 @@ def backward(
     runs = tile_runs(scoring, options)
     q_pad, kv_pad = (-length % tile for length, tile in zip((q_len, kv_len), options.tile, strict=True))
 
-    def kv_head(d_bias: jax.Array | None, operands: tuple[Any, ...]) -> tuple[Any, tuple[jax.Array, ...]]:
+    def kv_head(d_bias: Any, operands: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         index, k_rows, v_rows, of_queries = operands
         k_padded, v_padded = (pad_rows(upcast(x), options.tile[1]) for x in (k_rows, v_rows))
         keys = (k_padded, _finite(k_padded), _finite(v_padded))
 
-        def q_head(carry: Carry, operands: tuple[Any, ...]) -> tuple[Carry, tuple[jax.Array, ...]]:
+        def q_head(carry: Any, operands: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
             offset, q_rows, d_out, d_sum, out, row_max, row_sum = operands
             head = index % kv_heads * group + offset
             kv_tiles = k_padded.shape[0] // options.tile[1]
@@ -96,7 +96,7 @@ def backward(
     heads_first = (batch * kv_heads, group, q_len)
     of_queries = tuple(x.reshape(*heads_first, *x.shape[3:]) for x in (q, *cotangents, *results))
     keys = tuple(x.reshape(batch * kv_heads, *x.shape[2:]) for x in (k, v))
-    d_bias = None if bias is None else _zero_bias(bias, options, (q_len + q_pad, kv_len + kv_pad), row_dtype(q))
+    d_bias: Any = None if bias is None else _zero_bias(bias, options, (q_len + q_pad, kv_len + kv_pad), row_dtype(q))
     d_bias, (d_q, d_k, d_v, d_sink) = lax.scan(kv_head, d_bias, (jnp.arange(batch * kv_heads), *keys, of_queries))
     d_q = d_q.reshape(q.shape)
     d_scale = (d_q * q.astype(d_q.dtype)).sum()

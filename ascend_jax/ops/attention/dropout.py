@@ -59,8 +59,9 @@ def element_order(heads: int, lengths: Sequence[Sequence[tuple[int, int]]], *, u
             stride.append(np.full(q_len, q_len * width))
             base += heads * q_len * width
         table.append((np.concatenate(first), np.concatenate(stride)))
-    first, stride = (np.stack(x) for x in zip(*table, strict=True))
-    return Elements(*(x.astype(np.int32) for x in (first // unit, first % unit, stride // unit, stride % unit)))
+    bases, strides = (np.stack(x) for x in zip(*table, strict=True))
+    limbs = (bases // unit, bases % unit, strides // unit, strides % unit)
+    return Elements(*(np.asarray(x, np.int32) for x in limbs))
 
 
 @jax.tree_util.register_dataclass

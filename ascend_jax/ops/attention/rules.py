@@ -53,12 +53,12 @@ def make_scoring(
     """Returns the scoring of a call on ``shapes`` = (B, N, Sq, Skv); the arguments are those of ``flash_attention``."""
     batch, _, q_len, kv_len = shapes
     mode, left, right = window_tokens(causal, window)
-    lengths = [
+    q_lens, kv_lens = (
         _lengths(name, given, batch, longest)
         for name, given, longest in (("q_lengths", q_lengths, q_len), ("kv_lengths", kv_lengths, kv_len))
-    ]
+    )
     rows = jnp.arange(q_len)[None, :]
-    low, high = column_bounds(rows, *lengths, mode, pre_tokens=left, next_tokens=right)
+    low, high = column_bounds(rows, q_lens, kv_lens, mode, pre_tokens=left, next_tokens=right)
     fields: dict[str, Any] = {}
     if segment_ids is not None:
         segments = _segments(segment_ids, batch, q_len, kv_len)

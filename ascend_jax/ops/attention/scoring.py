@@ -177,7 +177,7 @@ def flat_index(bias: jax.Array, spot: Spot, scoring: Scoring) -> tuple[jax.Array
     return ((high[:, None] * 8 + low[:, None] + spot.columns).clip(0, bias.size - 1),)
 
 
-def compressed_index(bias: jax.Array, spot: Spot, scoring: Scoring) -> tuple[jax.Array, ...]:
+def compressed_index(bias: jax.Array, spot: Spot, scoring: Scoring) -> tuple[Any, ...]:
     """Returns where a tile's elements lie in the last 1024 rows: moved down the diagonal in whole steps of 1024."""
     q_len = scoring.low.shape[1] if scoring.row is None else bias.shape[3]
     rows = spot.lines.row
