@@ -157,10 +157,10 @@ def flash_attention_score_grad(
     else:
         bias, scoring = fit_planes(call.bias, call.scoring, call.options)
         saved_rows, cotangents = (out, row_max, row_sum), (d_out, jnp.zeros_like(row_sum))
-        dq, dk, dv, _, dpse, dsink = compiled_backward(
+        grads = compiled_backward(
             call.q, call.k, call.v, scale, bias, call.sink, scoring, call.options, saved_rows, cotangents
         )
-        grads = (dq, dk, dv, dpse, dsink)
+        grads = (*grads[:3], *grads[4:])
     dq, dk, dv, dpse, dsink = grads
     dim = to_heads_first("query", query, input_layout, head_num).shape[3]
     if dpse is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from ascend_jax.ops.attention_layout import refuse
 from ascend_jax.runtime.codes import Code
 
-__all__ = ["dequantise", "gather_pages", "gather_scales", "left_aligned", "page_layout"]
+__all__ = ["check_pages", "dequantise", "gather_pages", "gather_scales", "left_aligned", "page_layout"]
 
 MAX_BLOCK = 512
 _NZ_ROW_BYTES = 32
@@ -59,10 +59,9 @@ def gather_pages(name: str, cache: jax.Array, table: Any, lengths: Any, block_si
       ParameterError: 561002: too few pages for a length, or a page number that does not exist.
     """
     blocks, pages = cache.shape[0], table.shape[1]
+    check_pages(table, lengths, blocks, block_size)
     counts = -(-jnp.asarray(lengths) // block_size)
     is_needed = jnp.arange(pages)[None, :] < counts[:, None]
-    if not isinstance(table, jax.core.Tracer) and not isinstance(counts, jax.core.Tracer):
-        _check_table(np.asarray(table), np.asarray(is_needed), np.asarray(counts), blocks)
     rows = cache.at[jnp.where(is_needed, table, 0)].get(mode="clip")  # [B, pages, ...]
     axes = (1,) * (rows.ndim - 2)
     if not jnp.issubdtype(cache.dtype, jnp.integer):
@@ -84,7 +83,16 @@ def gather_scales(scales: jax.Array, table: Any, lengths: Any, block_size: int) 
     return gather_pages("antiquant_scale", pool, table, lengths, block_size, heads)
 
 
-def _check_table(table: np.ndarray, is_needed: np.ndarray, counts: np.ndarray, blocks: int) -> None:
+def check_pages(table: Any, lengths: Any, blocks: int, block_size: int) -> None:
+    """Check the pages that are needed; of traced numbers nothing is known, so nothing is refused.
+
+    Raises:
+      ParameterError: 561002: too few pages for a length, or a page number that does not exist.
+    """
+    if isinstance(table, jax.core.Tracer) or isinstance(lengths, jax.core.Tracer):
+        return
+    table, counts = np.asarray(table), -(-np.asarray(lengths) // block_size)
+    is_needed = np.arange(table.shape[1])[None, :] < counts[:, None]
     if (counts > table.shape[1]).any():
         row = int(np.argmax(counts))
         rule = f"batch row {row} needs {counts[row]} pages"
