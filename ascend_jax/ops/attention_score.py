@@ -144,16 +144,19 @@ def flash_attention_score_grad(
     for name, given in (("dy", dy), ("attention_in", attention_in)):
         if given.ndim != query.ndim or given.shape[:-1] != expected[:-1] or given.dtype != query.dtype:
             raise refuse(name, f"{given.dtype}{list(given.shape)}", "must be shaped and typed like attention_out")
-    d_out, out = (to_heads_first(n, x, input_layout, head_num) for n, x in (("dy", dy), ("attention_in", attention_in)))
+    d_out, out = (
+        to_heads_first(name, x, input_layout, head_num) for name, x in (("dy", dy), ("attention_in", attention_in))
+    )
     if d_out.shape != out.shape or out.shape[3] != call.v.shape[3]:
         raise refuse("dy", list(dy.shape), f"the head dimension must be {call.v.shape[3]}, that of value")
     saved = (("softmax_max", softmax_max), ("softmax_sum", softmax_sum))
     row_max, row_sum = (_rows(name, x, call, softmax_layout).astype(row_dtype(call.q)) for name, x in saved)
     row_sum = jnp.where(row_sum >= FLT_MAX, 0, row_sum)
     scale = jnp.asarray(call.scale, row_dtype(call.q))
-    given = (call.q, call.k, call.v, call.bias, call.sink)
+    operands = (call.q, call.k, call.v, call.bias, call.sink)
+    grads: Any
     if min(call.q.size, call.k.size) == 0:
-        grads: Any = tuple(None if x is None else jnp.zeros_like(x) for x in given)
+        grads = tuple(None if x is None else jnp.zeros_like(x) for x in operands)
     else:
         bias, scoring = fit_planes(call.bias, call.scoring, call.options)
         saved_rows, cotangents = (out, row_max, row_sum), (d_out, jnp.zeros_like(row_sum))
