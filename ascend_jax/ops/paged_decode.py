@@ -1,8 +1,8 @@
 """Decoding straight from pages: one query row against a cache, every byte of it read once.
 
 The general path gathers the pages into ``[B, N, S, D]`` first, which for one query row costs several times the
-attention itself. Here a loop takes a few pages of one batch row at a time and runs the online softmax on them while they
-are in the processor's cache. It stops at the length of the row. Not differentiable: inference only.
+attention itself. Here a loop takes a few pages of one batch row at a time and runs the online softmax on them while
+they are in the processor's cache. It stops at the length of the row. Not differentiable: inference only.
 """
 
 from typing import Any
