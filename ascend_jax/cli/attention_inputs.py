@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.cli.errors import UsageError
-from ascend_jax.ops.flash_attention_score import MAX_DIM
+from ascend_jax.ops.attention_call import MAX_DIM
 
 DTYPES = ("float16", "bfloat16", "float32")
 DEFAULTS = {"batch": 1, "heads": 32, "seq": 1024, "dim": 128}

@@ -1,12 +1,13 @@
-"""FlashAttentionScore: fused attention forward, as ``aclnnFlashAttentionScore`` defines it.
+"""FlashAttentionScore on a card: two-phase calls of fused attention, as ``aclnnFlashAttentionScore`` defines it.
 
-Inputs query [B, N, Sq, D], key [B, Nkv, Skv, D], value [B, Nkv, Skv, Dv] and, for causal attention, the compressed
-2048 x 2048 mask that CANN demands; outputs attention_out [B, N, Sq, Dv] and the row statistics softmax_max and
-softmax_sum, float32 [B, N, Sq, 8] with eight equal copies (one 32-byte block per row).
+What it computes is :func:`ascend_jax.ops.attention_score.flash_attention_score`; here are the entry in the registry,
+the first phase, and the cost. Outputs are attention_out in the layout of query, and the row statistics softmax_max and
+softmax_sum, float32 with eight equal copies a row (one 32-byte block).
 """
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,10 @@ import numpy as np
 
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops import registry
-from ascend_jax.ops.attention.online_softmax import flash_forward
 from ascend_jax.ops.attention.tiling import AttentionShape, choose_tile
-from ascend_jax.ops.attention.visibility import SparseMode, Visibility
-from ascend_jax.ops.registry import ALL_CORES, Operator, Plan, require_shape
+from ascend_jax.ops.attention.visibility import ALL_TOKENS, SparseMode
+from ascend_jax.ops.attention_score import COPIES, flash_attention_score
+from ascend_jax.ops.registry import ALL_CORES, Operator, Plan
 from ascend_jax.ops.tensor import Tensor
 from ascend_jax.runtime.codes import Code, ParameterError
 from ascend_jax.runtime.edge import Site, verb
@@ -25,59 +26,59 @@ from ascend_jax.runtime.kernels import Argument, Cost, Executor
 from ascend_jax.runtime.state import CardState
 
 NAME = "FlashAttentionScore"
-DTYPES = tuple(jnp.dtype(name) for name in ("float16", "bfloat16", "float32"))
 MASK_SIZE = 2048  # side of the compressed mask of the causal modes
-STATISTICS_COPIES = 8
-MAX_DIM = 768
-_MODES = (SparseMode.NO_MASK, SparseMode.LEFT_UP_CAUSAL, SparseMode.RIGHT_DOWN_CAUSAL)
+STATISTICS_COPIES = COPIES
+OPTIONAL = ("pse", "drop_mask", "atten_mask", "sink")  # tensors that a call may leave out, in their order
+_DEFAULTS = {  # attributes that reach the kernel only where they differ, so that plain calls share one
+    "input_layout": "BNSD", "pse_type": 1, "keep_prob": 1.0, "pre_tokens": ALL_TOKENS, "next_tokens": ALL_TOKENS,
+    "inner_precise": 0, "softmax_layout": "", "q_start_idx": 0, "kv_start_idx": 0, "prefix": None,
+    "actual_seq_qlen": None, "actual_seq_kvlen": None, "seed": None, "offset": 0,
+}  # fmt: skip
 
 
 def _refuse(parameter: str, given: object, rule: str) -> ParameterError:
     return ParameterError(Code.PARAM_INVALID, parameter, given, rule)
 
 
-def infer(inputs: Sequence[Argument], *, sparse_mode: int) -> dict[str, Argument]:
-    """Refuse what the operator's first phase refuses (161002); return the outputs."""
-    query, key, value = inputs[:3]
+def infer(
+    inputs: Sequence[Argument], *, sparse_mode: int, optional: tuple[str, ...] | None = None, **attributes: Any
+) -> dict[str, Argument]:
+    """Refuse what the operator's first phase refuses (161001, 161002, 561002); return the outputs.
+
+    ``optional`` names the inputs after query, key, value; a fourth one alone is the mask.
+    """
     for name, given in zip(("query", "key", "value"), inputs, strict=False):
-        if len(given.shape) != 4:
-            raise _refuse(f"{name}.shape", list(given.shape), "must have rank 4: [B, N, S, D]")
-        if given.dtype not in DTYPES or given.dtype != query.dtype:
-            raise _refuse(f"{name}.dtype", given.dtype, "query, key and value share float16, bfloat16 or float32")
-    (batch, heads, q_len, dim), (_, kv_heads, kv_len, _) = query.shape, key.shape
-    value_dim = value.shape[3]
-    require_shape("key", key, (batch, kv_heads, kv_len, dim), "batch and head dimension of query")
-    require_shape("value", value, (batch, kv_heads, kv_len, value_dim), "batch, heads and length of key")
-    if not 1 <= value_dim <= dim <= MAX_DIM:
-        raise _refuse("D, Dv", f"{dim}, {value_dim}", f"1 <= Dv <= D <= {MAX_DIM}")
-    if kv_heads < 1 or heads % kv_heads:
-        raise _refuse("heads, kv_heads", f"{heads}, {kv_heads}", "heads must be a multiple of kv_heads")
-    if min(batch, heads, q_len, kv_len) < 1:
-        raise _refuse("query, key", f"{list(query.shape)}, {list(key.shape)}", "every dimension must be at least 1")
-    if sparse_mode not in _MODES:
-        raise _refuse("sparse_mode", sparse_mode, f"must be one of {[int(mode) for mode in _MODES]}")
-    statistics = Argument((batch, heads, q_len, STATISTICS_COPIES), np.dtype(np.float32))
-    out = Argument((batch, heads, q_len, value_dim), query.dtype)
-    return {"attention_out": out, "softmax_max": statistics, "softmax_sum": statistics}
+        if min(given.shape, default=1) < 1:
+            raise _refuse(f"{name}.shape", list(given.shape), "every dimension must be at least 1")
+    arrays = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in inputs]
+    compute = functools.partial(value, scale_value=1.0, sparse_mode=sparse_mode, optional=optional, **attributes)
+    results = jax.eval_shape(compute, *arrays)
+    names = ("attention_out", "softmax_max", "softmax_sum")
+    return {name: Argument(each.shape, np.dtype(each.dtype)) for name, each in zip(names, results, strict=True)}
 
 
 def value(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    mask: jax.Array | None = None,
-    *,
+    *others: jax.Array,
     scale_value: float | jax.Array,
     sparse_mode: int,
+    optional: tuple[str, ...] | None = None,
+    **attributes: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Compute attention_out, softmax_max and softmax_sum. The compressed mask holds no choice, so it is not read."""
-    visibility = Visibility(query.shape[2], key.shape[2], SparseMode(sparse_mode))
-    out, row_max, row_sum = flash_forward(query, key, value, visibility, scale=scale_value)
-    return out, _copies(row_max), _copies(row_sum)
-
-
-def _copies(rows: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(rows[..., None].astype(jnp.float32), (*rows.shape, STATISTICS_COPIES))
+    """Compute attention_out, softmax_max and softmax_sum."""
+    names = ("atten_mask",) * len(others) if optional is None else optional
+    attributes = {"head_num": query.shape[1], "input_layout": "BNSD", **attributes}
+    attributes.pop("dim", None)  # for the plan
+    if optional is None and not others and sparse_mode:
+        # a compressed mask holds no choice, so a caller who has checked it may leave it out
+        others, names = (jax.ShapeDtypeStruct((MASK_SIZE, MASK_SIZE), np.uint8),), ("atten_mask",)  # type: ignore[assignment]
+    given: dict[str, Any] = dict(zip(names, others, strict=True))
+    done = flash_attention_score(
+        query, key, value, scale_value=scale_value, sparse_mode=sparse_mode, **given, **attributes
+    )
+    return done.attention_out, done.softmax_max, done.softmax_sum
 
 
 def attention_shape(query: Argument, key: Argument, value: Argument, sparse_mode: int) -> AttentionShape:
@@ -131,7 +132,45 @@ def plan(
     return Plan(cost, best.workspace_bytes, best.fits)
 
 
-registry.add(Operator(NAME, value, plan, infer, scalars=("scale_value",)))
+def plan_call(
+    chip: ChipSpec,
+    inputs: Sequence[Argument],
+    outputs: Sequence[Argument],
+    core_limit: jax.Array,
+    *,
+    sparse_mode: int,
+    optional: tuple[str, ...] | None = None,
+    **attributes: Any,
+) -> Plan:
+    """Predict a call of any layout and mode by the tile model, which knows no mask, and the two causal modes.
+
+    Bands and prefixes count as the causal mode that holds them; packed sequences as equal ones of their mean length.
+    """
+    layout = attributes.get("input_layout", "BNSD")
+    arguments = [_as_heads_first(each, layout, attributes) for each in inputs[:3]]
+    names = ("atten_mask",) * len(inputs[3:]) if optional is None else optional
+    mask = [each for name, each in zip(names, inputs[3:], strict=True) if name == "atten_mask"]
+    modes = {0: SparseMode.NO_MASK, 1: SparseMode.NO_MASK, 2: SparseMode.LEFT_UP_CAUSAL, 8: SparseMode.LEFT_UP_CAUSAL}
+    return plan(chip, [*arguments, *mask], outputs, core_limit, sparse_mode=modes.get(sparse_mode, SparseMode(3)))
+
+
+def _as_heads_first(each: Argument, layout: str, attributes: dict[str, Any]) -> Argument:
+    if layout == "BNSD":
+        return each
+    heads = attributes["head_num"]
+    if layout in ("BSH", "SBH"):
+        batch, length, width = each.shape if layout == "BSH" else (each.shape[1], each.shape[0], each.shape[2])
+        dim = attributes["dim"]
+        return Argument((batch, width // dim, length, dim), each.dtype)
+    if layout == "BSND":
+        batch, length, heads, dim = each.shape
+        return Argument((batch, heads, length, dim), each.dtype)
+    total, heads, dim = each.shape
+    count = max(1, len([n for n in np.diff([0, *attributes["actual_seq_qlen"]]) if n > 0]))
+    return Argument((count, heads, -(-total // count), dim), each.dtype)
+
+
+registry.add(Operator(NAME, value, plan_call, infer, scalars=("scale_value",)))
 
 
 @verb
@@ -145,67 +184,98 @@ def flash_attention_score_get_workspace_size(
     softmax_max: Tensor,
     softmax_sum: Tensor,
     head_num: int,
+    pse: Tensor | None = None,
+    drop_mask: Tensor | None = None,
+    padding_mask: Tensor | None = None,
     atten_mask: Tensor | None = None,
+    sink: Tensor | None = None,
     scale_value: float | jax.Array = 1.0,
     sparse_mode: int = 0,
     input_layout: str = "BNSD",
     core_limit: int | jax.Array = ALL_CORES,
     site: Site = None,
+    **attributes: Any,
 ) -> tuple[CardState, jax.Array, Executor]:
-    """First phase of ``aclnnFlashAttentionScore``: check, tile, predict; nothing is queued.
+    """First phase of ``aclnnFlashAttentionScore`` and of its varlen form: check, tile, predict; nothing is queued.
 
-    Row i sees column j: always without a mask, j <= i in sparse mode 2, j <= i + Skv - Sq in mode 3. **Without
-    ``atten_mask`` the sparse mode is ignored**, as in CANN: mode 3 and no mask is full attention. Rows that see nothing
-    give 0, with softmax_max = -FLT_MAX and softmax_sum = +FLT_MAX (ops-transformer, flash_attention_score).
+    See :func:`ascend_jax.ops.flash_attention_score` for what it computes. **Without ``atten_mask`` the sparse mode is
+    ignored**, as in CANN: mode 3 and no mask is full attention. Rows that see nothing by the lengths give 0, with
+    softmax_max = -FLT_MAX and softmax_sum = +FLT_MAX (ops-transformer, flash_attention_score).
 
     Args:
       card: The card.
-      query: [B, N, Sq, D] float16, bfloat16 or float32.
-      key: [B, Nkv, Skv, D]; N is a multiple of Nkv and head n uses key head n // (N / Nkv).
-      value: [B, Nkv, Skv, Dv].
-      attention_out: [B, N, Sq, Dv], dtype of query.
-      softmax_max: float32 [B, N, Sq, 8], greatest scaled score of each row, eight copies.
-      softmax_sum: float32 [B, N, Sq, 8], sum of exp(score - max).
+      query: float16, bfloat16 or float32, in ``input_layout``.
+      key: Its heads divide those of query.
+      value: Head dimension at most that of query.
+      attention_out: In the layout and dtype of query, with the head dimension of value.
+      softmax_max: float32 [B, N, Sq, 8], or [T, N, 8]: greatest scaled score of each row, eight copies.
+      softmax_sum: Likewise, sum of exp(score - max).
       head_num: N.
-      atten_mask: uint8 or bool [2048, 2048], 1 = hidden above the diagonal: what sparse modes 2 and 3 demand.
+      pse: Position bias.
+      drop_mask: Packed keep-bits, uint8.
+      padding_mask: Reserved.
+      atten_mask: uint8 or bool, 1 = hidden; [2048, 2048] for sparse modes 2, 3, 4, 7, 8, [3072, 2048] for 6.
+      sink: float32 [N].
       scale_value: Factor of the scores, may be traced; 1.0 unless given, never 1 / sqrt(D) by itself.
-      sparse_mode: 0, 2 or 3.
-      input_layout: "BNSD".
+      sparse_mode: 0 to 8.
+      input_layout: "BNSD", "BSND", "BSH", "SBH" or "TND".
       core_limit: Most cube cores that the launch may use (``aclrtSetStreamResLimit``).
       site: Call site, filled in by the runtime.
+      **attributes: prefix, actual_seq_qlen, actual_seq_kvlen, q_start_idx, kv_start_idx, keep_prob, pre_tokens,
+        next_tokens, inner_precise, pse_type, softmax_layout, seed, offset; host values with CANN's defaults.
 
     Returns:
       The card, the workspace size in bytes (int32) and the executor for ``launch``. Status 561002 if no tile fits.
 
     Raises:
-      ParameterError: 161001 for a missing tensor, 161002 for what the operator refuses.
+      ParameterError: 161001 for a missing tensor, 161002 and 561002 for what the operator refuses.
     """
     given = {"query": query, "key": key, "value": value}
     given |= {"attention_out": attention_out, "softmax_max": softmax_max, "softmax_sum": softmax_sum}
     for name, tensor in given.items():
         if not isinstance(tensor, Tensor):
             raise ParameterError(Code.PARAM_NULLPTR, name, tensor, "must be a tensor; see ascend_jax.tensor")
-    if input_layout != "BNSD":
-        raise _refuse("input_layout", input_layout, "must be 'BNSD'")
-    if len(query.shape) == 4 and head_num != query.shape[1]:
-        raise _refuse("head_num", head_num, f"must be {query.shape[1]}, the heads of query")
-    inputs = [query, key, value]
+    if padding_mask is not None:
+        raise _refuse("padding_mask", "given", "is reserved: must be None")
+    present = {"pse": pse, "drop_mask": drop_mask, "atten_mask": atten_mask, "sink": sink}
+    inputs, names = [query, key, value], tuple(name for name in OPTIONAL if present[name] is not None)
+    inputs += [present[name] for name in names]  # type: ignore[misc]
     if atten_mask is None:
         sparse_mode = int(SparseMode.NO_MASK)
+    elif input_layout == "BNSD" and names == ("atten_mask",) and sparse_mode in (2, 3) and not attributes:
+        _check_head_num(head_num, query)
+        names = None  # type: ignore[assignment]
+    kept = _static_attributes({**attributes, "input_layout": input_layout})
+    if names or kept:
+        kept |= {"head_num": head_num, "optional": names, "dim": _head_dim(query, head_num, input_layout)}
     else:
-        _check_mask(atten_mask, sparse_mode)
-        inputs.append(atten_mask)
-    attributes = {"scale_value": scale_value, "sparse_mode": int(sparse_mode)}
+        _check_head_num(head_num, query)
+    attributes = {"scale_value": scale_value, "sparse_mode": int(sparse_mode), **kept}
     outputs = (attention_out, softmax_max, softmax_sum)
     return registry.get_workspace_size(card, NAME, inputs, outputs, attributes, core_limit=core_limit, site=site)
 
 
-def _check_mask(atten_mask: Tensor, sparse_mode: int) -> None:
-    if sparse_mode == SparseMode.NO_MASK:
-        raise _refuse("sparse_mode", 0, "with atten_mask, give 2 (j <= i) or 3 (j <= i + Skv - Sq)")
-    require_shape("atten_mask", atten_mask, (MASK_SIZE, MASK_SIZE), "the compressed mask of sparse modes 2 and 3")
-    if atten_mask.dtype not in (np.dtype(np.uint8), np.dtype(np.bool_)):
-        raise _refuse("atten_mask.dtype", atten_mask.dtype, "must be uint8 or bool, 1 = hidden")
+def _check_head_num(head_num: int, query: Tensor) -> None:
+    if len(query.shape) == 4 and head_num != query.shape[1]:
+        raise _refuse("head_num", head_num, f"must be {query.shape[1]}, the heads of query")
+
+
+def _head_dim(query: Tensor, head_num: int, layout: str) -> int:
+    width = query.shape[-1] if query.shape else 0
+    return width // head_num if layout in ("BSH", "SBH") and head_num > 0 else width
+
+
+def _static_attributes(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes that differ from their defaults, hashable."""
+    kept = {}
+    for name, each in given.items():
+        if name not in _DEFAULTS:
+            raise TypeError(f"flash_attention_score has no attribute {name!r}; it has {', '.join(_DEFAULTS)}")
+        is_list = name in ("prefix", "actual_seq_qlen", "actual_seq_kvlen") and each is not None
+        each = tuple(int(n) for n in each) if is_list else each
+        if each != _DEFAULTS[name]:
+            kept[name] = each
+    return kept
 
 
 def share_cores(chip: ChipSpec, shape: AttentionShape, launches: int) -> int:

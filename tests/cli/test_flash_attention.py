@@ -203,7 +203,7 @@ BAD = [
     (lambda: ["--dim", "1024"], "--dim 1024: must be from 1 to 768"),
     (lambda: ["--seq", "10000000", "--heads", "64"], "HBM too small"),
     (lambda: ["--seq", "1000000", "--heads", "32"], "too large to compute"),
-    (lambda: ["--heads", "4096", "--seq", "16", "--dim", "16", "--streams", "per-head"], "use --streams fused"),
+    (lambda: ["--heads", "257", "--seq", "16"], "head_num = 257: must be 1 to 256"),
     (lambda: ["--output", "no/such/folder/o.npz"], "no/such/folder does not exist"),
     (lambda: ["--trace", "."], "is a folder"),
     (lambda: ["--unknown"], "--unknown"),

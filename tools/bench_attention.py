@@ -1,0 +1,193 @@
+"""Measure FlashAttention on this machine's CPU, side by side with its peers in one process.
+
+    python tools/bench_attention.py [--json] [--seq 512 1024 2048] [--dims 64 128] [--heads 4] [--rounds 5] [--decode]
+
+Peers: ``torch.nn.functional.scaled_dot_product_attention`` (if torch is installed), ``jax.nn.dot_product_attention``,
+and the unfused form. Every round runs each implementation once, in turn, so that a busy machine disturbs all alike;
+figures are medians. FLOPs are those of the visible pairs, 4 D each forward and 3.5 times that with backward, for every
+implementation, whatever it really computes. ``temp_bytes`` is what XLA allocates beside operands and results; for torch
+it is not known.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ascend_jax as aj
+
+Run = Callable[[], object]
+NAIVE_LIMIT_BYTES = 2 << 30  # of scores: longer cases leave out the peers that hold them
+
+
+def main() -> None:
+    """Run the cases and print a table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--seq", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192])
+    parser.add_argument("--dims", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--decode", action="store_true", help="only the paged decode case")
+    flags = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    if not flags.decode:
+        for dtype in flags.dtypes:
+            for dim in flags.dims:
+                for length in flags.seq:
+                    for causal in (False, True):
+                        for backward in (False, True):
+                            rows += measure(length, dim, dtype, causal, backward, flags.heads, flags.rounds)
+    rows += measure_decode(flags.rounds)
+    report = {"results": rows, "ratios": ratios(rows)}
+    if flags.json:
+        print(json.dumps(report))
+        return
+    for row in rows:
+        temp = "-" if row["temp_bytes"] is None else f"{row['temp_bytes'] / 2**20:.1f} MiB"
+        print(f"{row['case']:<34} {row['impl']:<8} {row['ms']:9.2f} ms {row['gflops']:8.1f} GFLOP/s  temp {temp}")
+    for name, ratio in report["ratios"].items():
+        print(f"{name:<50} {ratio:.2f}")
+
+
+def measure(
+    length: int, dim: int, dtype: str, causal: bool, backward: bool, heads: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Return one row for each implementation of a case."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(1, length, heads, dim)).astype(np.float32) for _ in range(4)]
+    operands = [jnp.asarray(x, dtype) for x in arrays]
+    holds_scores = {
+        "jax.nn": lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=causal),
+        "naive": lambda q, k, v: aj.ops.plain_attention(q, k, v, causal=causal),
+    }
+    functions = {"flash": lambda q, k, v: aj.flash_attention(q, k, v, causal=causal)}
+    if heads * length * length * 4 * 3 <= NAIVE_LIMIT_BYTES:
+        functions |= holds_scores
+    runs, temps = {}, {}
+    for name, function in functions.items():
+        runs[name], temps[name] = jax_run(function, operands, backward)
+    torch_call = torch_run(arrays, dtype, causal, backward)
+    if torch_call is not None:
+        runs["torch"], temps["torch"] = torch_call, None
+    pairs = length * (length + 1) // 2 if causal else length * length
+    flops = 4 * dim * heads * pairs * (3.5 if backward else 1)
+    case = f"{dtype} S={length} D={dim} {'causal' if causal else 'full'} {'fwd+bwd' if backward else 'fwd'}"
+    times = interleaved(runs, rounds)
+    return [
+        {"case": case, "impl": name, "gflops": flops / ms / 1e6, "ms": ms, "temp_bytes": temps[name]}
+        for name, ms in times.items()
+    ]
+
+
+def jax_run(function: Callable[..., jax.Array], operands: list[jax.Array], backward: bool) -> tuple[Run, int]:
+    """Compile a case; return what runs it once, and its temporary bytes."""
+
+    def train(q: jax.Array, k: jax.Array, v: jax.Array, d_out: jax.Array) -> object:
+        out, pull = jax.vjp(function, q, k, v)
+        return out, pull(d_out)
+
+    given = operands if backward else operands[:3]
+    compiled = jax.jit(train if backward else function).lower(*given).compile()
+    return lambda: jax.block_until_ready(compiled(*given)), compiled.memory_analysis().temp_size_in_bytes
+
+
+def torch_run(arrays: list[np.ndarray], dtype: str, causal: bool, backward: bool) -> Run | None:
+    """Return what runs torch's fused CPU attention once, or None without torch."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    q, k, v, d_out = (torch.tensor(x).swapaxes(1, 2).contiguous().to(getattr(torch, dtype)) for x in arrays)
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def forward() -> object:
+        with torch.no_grad():
+            return attention(q, k, v, is_causal=causal)
+
+    def train() -> object:
+        return torch.autograd.grad(attention(q, k, v, is_causal=causal), (q, k, v), d_out)
+
+    if backward:
+        for x in (q, k, v):
+            x.requires_grad_(True)
+    return train if backward else forward
+
+
+def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, float]:
+    """Return the median milliseconds of each run, all taking turns."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()
+    for _ in range(rounds):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            times[name].append((time.perf_counter() - start) * 1e3)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def measure_decode(rounds: int) -> list[dict[str, Any]]:
+    """One query row against 16,384 keys in pages, beside reading the same bytes once."""
+    batch, heads, kv_heads, dim, length, block = 4, 8, 2, 128, 16384, 128
+    pages = length // block
+    rng = np.random.default_rng(0)
+    pool = [jnp.asarray(rng.normal(size=(batch * pages, block, kv_heads * dim)).astype(np.float32)) for _ in range(2)]
+    q = jnp.asarray(rng.normal(size=(batch, 1, heads * dim)).astype(np.float32))
+    table = jnp.asarray(rng.permutation(batch * pages).reshape(batch, pages))
+    lengths = jnp.full(batch, length)
+
+    def decode(q: jax.Array, k: jax.Array, v: jax.Array, table: jax.Array, lengths: jax.Array) -> jax.Array:
+        return aj.ops.fused_infer_attention_score(
+            q, k, v, num_heads=heads, num_key_value_heads=kv_heads, scale_value=dim**-0.5, block_table=table,
+            block_size=block, actual_seq_lengths_kv=lengths,
+        ).attention_out  # fmt: skip
+
+    given = (q, *pool, table, lengths)
+    compiled = jax.jit(decode).lower(*given).compile()
+    read = jax.jit(lambda k, v: k.sum() + v.sum())
+    runs: dict[str, Run] = {
+        "flash": lambda: jax.block_until_ready(compiled(*given)),
+        "read": lambda: jax.block_until_ready(read(*pool)),
+    }
+    case = f"float32 decode B={batch} N={heads}/{kv_heads} S={length} D={dim} pages of {block}"
+    flops = 4 * dim * heads * length * batch
+    temps = {"flash": compiled.memory_analysis().temp_size_in_bytes, "read": None}
+    return [
+        {"case": case, "impl": name, "gflops": flops / ms / 1e6, "ms": ms, "temp_bytes": temps[name]}
+        for name, ms in interleaved(runs, rounds).items()
+    ]
+
+
+def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return how many times as fast ``flash`` is as each peer, the median over S >= 1,024 of each kind of case."""
+    by_case: dict[str, dict[str, float]] = {}
+    for row in rows:
+        by_case.setdefault(row["case"], {})[row["impl"]] = row["ms"]
+    found: dict[str, list[float]] = {}
+    for case, times in by_case.items():
+        if "decode" in case:
+            found["decode time / time to read the bytes"] = [times["flash"] / times["read"]]
+            continue
+        dtype, length, _, kind, what = case.split()
+        if int(length[2:]) < 1024:
+            continue
+        for peer in times:
+            if peer != "flash":
+                found.setdefault(f"{dtype} {kind} {what} / {peer}", []).append(times[peer] / times["flash"])
+        full = by_case.get(case.replace("causal", "full"), {}).get("flash")
+        if kind == "causal" and int(length[2:]) >= 4096 and full is not None:
+            found.setdefault(f"{dtype} causal / full speed {what}", []).append(full / times["flash"])
+    return {name: math.exp(statistics.median(map(math.log, each))) for name, each in found.items()}
+
+
+if __name__ == "__main__":
+    main()
