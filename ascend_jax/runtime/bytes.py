@@ -9,7 +9,7 @@ from jax import lax
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.layout import GRANULE_SHIFT
 from ascend_jax.runtime.loop import settle_loop
-from ascend_jax.runtime.memory import Range
+from ascend_jax.runtime.ranges import Range
 from ascend_jax.runtime.state import CHUNK_BYTES, CardState
 
 

@@ -23,7 +23,7 @@ from ascend_jax.runtime.layout import (
     Stream,
     Time,
 )
-from ascend_jax.runtime.memory import Range
+from ascend_jax.runtime.ranges import Range
 from ascend_jax.runtime.rows import Number, get_row, put_if, put_row, with_entries
 from ascend_jax.runtime.state import CardState, CommandTable
 

@@ -15,7 +15,8 @@ from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.handles import find_stream, has_context
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Field, Kind, Resource
-from ascend_jax.runtime.memory import Range, byte_range, is_live
+from ascend_jax.runtime.memory import is_live
+from ascend_jax.runtime.ranges import Range, byte_range, granules, is_empty
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
@@ -97,16 +98,6 @@ def find_queue(card: CardState, stream: Number, is_blocking: bool) -> tuple[jax.
         return find_stream(card, stream)
     code = first_code((~has_context(card), Code.RT_CONTEXT_NULL))
     return first_failing(code, illegal_blocking(card)), host_stream(card)
-
-
-def granules(place: Range) -> jax.Array:
-    """Return the length in granules, rounded up."""
-    return place.whole + (place.rest > 0)
-
-
-def is_empty(place: Range) -> jax.Array:
-    """Return whether a range has no bytes."""
-    return (place.whole == 0) & (place.rest == 0)
 
 
 def submit(

@@ -15,7 +15,8 @@ from ascend_jax.runtime.handles import find_stream
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.kernels import Cost, Executor, KernelSpec
 from ascend_jax.runtime.layout import GRANULE_BYTES, Field, Kind, Operand, Resource
-from ascend_jax.runtime.memory import Range, byte_range, is_live
+from ascend_jax.runtime.memory import is_live
+from ascend_jax.runtime.ranges import Range, byte_range
 from ascend_jax.runtime.rows import Number, put_row
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_failing

@@ -12,6 +12,7 @@ letter what it counts
 ``X``  context slots
 ``H``  host threads
 ``F``  planned faults
+``G``  frees that are remembered
 ``C``  cells: E + T + V + (S + 1) + H int64 variables, of events, notifies, values, streams' and threads' callbacks
 ``N``  rows of the command table; row ``N`` is the trash row
 ``P``  operands of a command (:data:`OPERANDS`)
@@ -29,6 +30,9 @@ GRANULE_SHIFT = 6  # a shift divides: XLA's signed division by a constant is ten
 GRANULE_BYTES = (
     1 << GRANULE_SHIFT
 )  # pointers and sizes count granules; aclrtMalloc aligns to 64 bytes (CANN, aclrtMalloc)
+PAGE = 4096 // GRANULE_BYTES  # page sizes of device memory, in granules
+HUGE_PAGE = (2 << 20) // GRANULE_BYTES
+GIANT_PAGE = (1 << 30) // GRANULE_BYTES
 NULL = 0  # the null pointer
 HBM_BASE = (2 << 20) // GRANULE_BYTES  # the first huge page of the address space is the null page
 HOST_BASE = -(2**31) + 1  # pinned host memory has negative pointers, so a direction shows in the addresses
@@ -326,13 +330,30 @@ class StatusWord(enum.IntEnum):
 
 
 class HeapEntry(enum.IntEnum):
-    """Columns of ``Heap.blocks`` [M, len(HeapEntry)], sorted by START; unused rows start at the far end."""
+    """Rows of ``Heap.blocks`` [len(HeapEntry), M], sorted by START; unused columns start at the far end."""
 
     START = 0  # granule
     SIZE = 1  # granules taken, whole pages
     ASKED = 2  # whole granules asked for
     REST = 3  # bytes asked for beyond them, 0..63
     SITE = 4  # call site of the allocation
+    BORN = 5  # commands enqueued before it was allocated; of an idle block of a pool, before it was given back
+    FLAGS = 6  # HeapFlag bits
+
+
+class HeapFlag(enum.IntFlag):
+    """Bits of ``HeapEntry.FLAGS``."""
+
+    PAGEABLE = 1  # ordinary host memory
+    REGISTERED = 2  # ordinary host memory that was pinned later
+    POOL = 4  # of a memory pool
+    IDLE = 8  # kept by its pool, used by nobody
+    SHARED = 16  # exported to other processes
+    MAPPED = 32  # physical memory behind virtual addresses
+
+
+POOL_SHIFT = 8  # above it: slot of the pool, 8 bits
+STREAM_SHIFT = 16  # above it: slot of the stream in whose order a block of a pool was given back
 
 
 class HeapWord(enum.IntEnum):
@@ -343,3 +364,25 @@ class HeapWord(enum.IntEnum):
     PEAK = 2  # most granules ever used
     BASE = 3  # first granule
     END = 4  # granule past the last
+    IDLE = 5  # granules kept by pools and used by nobody
+    SHORT_WHOLE = 6  # the latest allocation that did not fit: granules asked for ...
+    SHORT_REST = 7  # ... and bytes beyond them,
+    SHORT_FREE = 8  # granules free then,
+    SHORT_LARGEST = 9  # in the longest free run then,
+    SHORT_IDLE = 10  # kept by pools and used by nobody then,
+    SHORT_SITE = 11  # and its call site
+    SHORTAGES = 12  # allocations that did not fit
+
+
+class Freed(enum.IntEnum):
+    """Columns of ``CardState.freed`` [G + 1, len(Freed)]: blocks given back; the last row holds their number."""
+
+    START = 0  # granule
+    ASKED = 1  # whole granules
+    REST = 2
+    SITE = 3  # call site of the allocation
+    FREE_SITE = 4
+    BORN = 5  # commands enqueued before it was allocated ...
+    SEQUENCE = 6  # ... and before it was given back
+    HOST_HI = 7  # when that was
+    HOST_LO = 8

@@ -16,11 +16,11 @@ from ascend_jax.runtime import layout
 from ascend_jax.runtime.advance import Goal
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, host_stream, operand_rows
-from ascend_jax.runtime.copies import check_range, find_queue, is_empty, submit, transfer
+from ascend_jax.runtime.copies import check_range, find_queue, submit, transfer
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.kernels import Argument, from_bytes, require_plain, to_bytes
 from ascend_jax.runtime.layout import Kind
-from ascend_jax.runtime.memory import Range, byte_range
+from ascend_jax.runtime.ranges import Range, byte_range, is_empty
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing, last_code
@@ -52,7 +52,7 @@ def _raw(array: ArrayLike) -> tuple[np.ndarray | jax.Array, int]:
     return raw, raw.nbytes
 
 
-@stage
+@stage(reads=(), changes=("memory",))
 def _store(card: CardState, place: Range, array: jax.Array, code: jax.Array) -> CardState:
     raw, place = to_bytes(array), place.as_int32()
     index = hbm.first_byte(card, place.pointer, place.offset)
@@ -62,7 +62,7 @@ def _store(card: CardState, place: Range, array: jax.Array, code: jax.Array) -> 
     return dataclasses.replace(card, memory=lax.dynamic_update_slice(card.memory, raw, (index,)))
 
 
-@stage(static=("argument",))
+@stage(static=("argument",), reads=("memory",), changes=())
 def _load(card: CardState, place: Range, code: jax.Array, *, argument: Argument) -> tuple:
     place = place.as_int32()
     index = hbm.first_byte(card, place.pointer, place.offset)

@@ -22,7 +22,7 @@ from ascend_jax.runtime.event_slots import busy_cells
 from ascend_jax.runtime.handles import find_stream, value_cell
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Change, Condition, Field, Kind
-from ascend_jax.runtime.memory import Range, byte_range
+from ascend_jax.runtime.ranges import Range, byte_range
 from ascend_jax.runtime.rows import Number, get_row, put_if
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
@@ -89,7 +89,7 @@ def _refresh(card: CardState, place: Range, slot: jax.Array, code: jax.Array) ->
     return dataclasses.replace(card, values=values, cells=cells)
 
 
-@stage(static=("kind",))
+@stage(static=("kind",), reads=("chip", "memory"))
 def _mark(
     card: CardState, place: Range, value: Words, stream: Number, condition: Number, site: Number, *, kind: Kind
 ) -> CardState:

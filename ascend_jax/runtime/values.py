@@ -23,7 +23,7 @@ from ascend_jax.runtime.edge import concrete, stage
 from ascend_jax.runtime.kernels import KernelSpec, to_bytes
 from ascend_jax.runtime.layout import Effect, Field, Kind, Operand, Phase, Time
 from ascend_jax.runtime.loop import settle_loop
-from ascend_jax.runtime.memory import Range
+from ascend_jax.runtime.ranges import Range
 from ascend_jax.runtime.rows import get_row
 from ascend_jax.runtime.state import CHUNK_BYTES, CardState
 

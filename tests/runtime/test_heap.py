@@ -96,7 +96,7 @@ def test_random_sequences_equal_the_twin(small_card, jitted, seed):
     for row, (pointer, code, used, peak, live) in enumerate(twin_run(program)):
         assert (pointers[row], codes[row]) == (pointer, code), (row, program[row])
         assert words[row][[HeapWord.COUNT, HeapWord.USED, HeapWord.PEAK]].tolist() == [len(live), used, peak]
-        mine = blocks[row][: len(live)]
+        mine = blocks[row].T[: len(live)]
         taken = mine[:, [HeapEntry.START, HeapEntry.SIZE]] * 64
         asked = mine[:, HeapEntry.ASKED] * 64 + mine[:, HeapEntry.REST]
         assert [(s, (t, a)) for (s, t), a in zip(taken.tolist(), asked.tolist(), strict=True)] == live

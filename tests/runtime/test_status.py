@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ascend_jax as aj
-from ascend_jax.runtime.layout import WORKSPACE, Clock, Device, Stream
+from ascend_jax.runtime.layout import WORKSPACE, Clock, Device, HeapWord, Stream
 
 FAR = 2**31 - 1
 BAD_STREAMS = (-1, -2, 2, 3, 4, 5, 99, FAR, -FAR)
@@ -18,12 +18,15 @@ DEVICE_BYTES, HOST_BYTES = 70_000, 512
 
 
 def visible(card):
-    """Everything but the status word, the host's clock and how far the device has been simulated."""
+    """Everything but the status word, the host's clock, the latest shortage and how far the device is simulated."""
     device, streams = np.array(card.device), np.array(card.streams)
     device[Device.INSTANTS] = 0
     streams[streams[:, Stream.PENDING] == 0, Stream.KEY :] = 0  # how far the head has come, and there is none
     table = dataclasses.replace(card.table, times=card.table.times[:-1])  # the last row is nobody's
     rest = {"status": jnp.zeros(0), "clock": card.clock[Clock.ENQUEUED :], "device": device, "streams": streams}
+    for name in ("hbm", "host"):
+        heap = getattr(card, name)
+        rest[name] = dataclasses.replace(heap, words=heap.words[: HeapWord.SHORT_WHOLE])
     tree = dataclasses.replace(card, table=table, **rest)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
