@@ -78,7 +78,7 @@ def stage(
         aside = {name: getattr(card, name) for name in names} | {"kernels": card.kernels}
         seen = _replaced(card, dict.fromkeys(names) | {"kernels": ()})
         shown = {name: aside[name] for name in reads}
-        args = jax.tree.map(_as_int32, args)
+        args = tuple(arg if isinstance(arg, np.ndarray) else jax.tree.map(_as_int32, arg) for arg in args)
         options = {name: value if name in static else _as_int32(value) for name, value in options.items()}
         try:
             result = (donating if card.donate else keeping)(seen, shown, *args, **options)
@@ -135,6 +135,8 @@ def packed(*numbers: Any) -> Any:
       ValueError: One does not fit int32.
     """
     numbers = tuple(_as_int32(number) for number in numbers)
+    if all(isinstance(number, np.integer) for number in numbers):
+        return np.array(numbers, np.int32)
     known = [concrete(number) for number in numbers]
     if any(number is None for number in known):
         return jnp.stack([jnp.asarray(number, jnp.int32) for number in numbers])

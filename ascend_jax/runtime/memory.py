@@ -30,7 +30,7 @@ from ascend_jax.runtime.layout import (
     HeapWord,
 )
 from ascend_jax.runtime.ranges import Range, split_bytes
-from ascend_jax.runtime.rows import Number, put_row
+from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState, Heap
 
 SMALL_LIMIT = (1 << 20) // GRANULE_BYTES
@@ -187,10 +187,12 @@ def note_freed(card: CardState, entry: jax.Array, site: Number, is_freed: jax.Ar
         now.lo,
     ]
     assert len(facts) == len(Freed)
-    row = jnp.where(is_freed, total % rows, rows)  # the header's row takes what is not wanted
-    freed = put_row(card.freed, row, jnp.stack([jnp.asarray(fact, jnp.int32) for fact in facts]))
     header = jnp.where(jnp.arange(len(Freed)) == 0, total + jnp.where(is_freed, 1, 0), 0)
-    return dataclasses.replace(card, freed=put_row(freed, rows, header))
+    fact_row = jnp.stack([jnp.asarray(fact, jnp.int32) for fact in facts])
+    index = jnp.arange(rows + 1)[:, None]
+    written = (index == total % rows) & is_freed
+    freed = jnp.where(index == rows, header[None], jnp.where(written, fact_row[None], card.freed))
+    return dataclasses.replace(card, freed=freed)
 
 
 @stage(changes=("hbm", "clock", "status", "freed"))
