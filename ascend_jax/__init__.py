@@ -88,6 +88,17 @@ from ascend_jax.runtime.notifies import (
     record_notify,
     wait_and_reset_notify,
 )
+from ascend_jax.runtime.pools import (
+    PoolReuse,
+    PoolStats,
+    mem_pool_alloc,
+    mem_pool_create,
+    mem_pool_destroy,
+    mem_pool_free,
+    mem_pool_set_release_threshold,
+    mem_pool_stats,
+    mem_pool_trim,
+)
 from ascend_jax.runtime.program import Program, program_from_rows
 from ascend_jax.runtime.program_files import load_program, save_program
 from ascend_jax.runtime.simulate import Schedule, simulate
@@ -134,6 +145,8 @@ __all__ = [
     "OutOfMemory",
     "ParameterError",
     "PolicyFlag",
+    "PoolReuse",
+    "PoolStats",
     "Program",
     "Reach",
     "Schedule",
@@ -192,6 +205,13 @@ __all__ = [
     "malloc_host",
     "malloc_pageable",
     "mem_get_info",
+    "mem_pool_alloc",
+    "mem_pool_create",
+    "mem_pool_destroy",
+    "mem_pool_free",
+    "mem_pool_set_release_threshold",
+    "mem_pool_stats",
+    "mem_pool_trim",
     "memcpy",
     "memcpy_async",
     "memory_report",

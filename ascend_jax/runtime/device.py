@@ -10,11 +10,11 @@ from ascend_jax.runtime.advance import ALL_STREAMS, Goal
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import answer
 from ascend_jax.runtime.contexts import PRIMARY, make_current, open_context, remove_contexts
-from ascend_jax.runtime.drops import drop
+from ascend_jax.runtime.drops import drop, vacate
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.handles import has_context
 from ascend_jax.runtime.heap import emptied
-from ascend_jax.runtime.layout import Context, Device, Stream
+from ascend_jax.runtime.layout import Context, Device, Pool, Stream
 from ascend_jax.runtime.memory_info import mem_get_info
 from ascend_jax.runtime.rows import Number, with_entries
 from ascend_jax.runtime.state import CardState
@@ -46,12 +46,14 @@ def _finish_reset(card: CardState, left: jax.Array) -> CardState:
     card = remove_contexts(card, jnp.broadcast_to(is_last, card.contexts.shape[:1]))
     users = jnp.where(left == layout.NONE, card.device[Device.USERS], left)
     error = jnp.where(is_last, Code.SUCCESS, card.device[Device.ERROR])
+    is_closed, unused = jnp.broadcast_to(is_last, card.pools.shape[:1]), jnp.zeros(len(Pool), jnp.int32)
     failures = jnp.where(is_last, Code.SUCCESS, card.streams[:, Stream.ERROR])  # the host's own stream stays
     return dataclasses.replace(
         card,
         hbm=jax.tree.map(lambda empty, old: jnp.where(is_last, empty, old), emptied(card.hbm), card.hbm),
         streams=with_entries(card.streams, {Stream.ERROR: failures}),
         values=jnp.where(is_last, 0, card.values),
+        pools=vacate(card.pools, is_closed, unused, Pool),
         device=with_entries(card.device, {Device.USERS: users, Device.ERROR: error}),
     )
 

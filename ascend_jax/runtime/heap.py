@@ -109,6 +109,51 @@ def _moved_down(blocks: jax.Array) -> jax.Array:
     return jnp.concatenate([blocks[:, 1:], unused], axis=1)
 
 
+def split(heap: Heap, row: Number, size: Number, front: dict[HeapEntry, Number], is_wanted: jax.Array) -> Heap:
+    """Return ``heap`` with the block at ``row`` cut after ``size`` granules if that is wanted and leaves anything.
+
+    The front gets the facts of ``front``, the rest keeps those of the block. A full table cuts nothing: then the front
+    is all of the block.
+    """
+    entry = block_at(heap, row)
+    has_rest = is_wanted & (entry[HeapEntry.SIZE] > size) & (heap.words[HeapWord.COUNT] < heap.blocks.shape[1])
+    rest = {HeapEntry.START: entry[HeapEntry.START] + size, HeapEntry.SIZE: entry[HeapEntry.SIZE] - size}
+    cut = insert(heap, row + 1, with_entries(entry, rest), has_rest)
+    words = {HeapWord.USED: heap.words[HeapWord.USED], HeapWord.PEAK: heap.words[HeapWord.PEAK]}
+    cut = Heap(cut.blocks, with_words(cut.words, words))
+    return change(cut, row, {HeapEntry.SIZE: jnp.where(has_rest, size, entry[HeapEntry.SIZE]), **front}, is_wanted)
+
+
+def join(heap: Heap, may_join: jax.Array) -> Heap:
+    """Return ``heap`` with blocks of a mask, bool [M], joined where they touch and have the same flags.
+
+    A joined block has the facts of its first part and the latest BORN of all.
+    """
+    blocks, rows = heap.blocks, jnp.arange(heap.blocks.shape[1])
+    ends, flags = blocks[HeapEntry.START] + blocks[HeapEntry.SIZE], blocks[HeapEntry.FLAGS]
+    follows = (blocks[HeapEntry.START] == jnp.roll(ends, 1)) & (flags == jnp.roll(flags, 1))
+    follows &= may_join & jnp.roll(may_join, 1) & (rows > 0)
+    run = jnp.cumsum(~follows) - 1
+    end = jnp.zeros_like(ends).at[run].max(jnp.where(may_join, ends, 0))
+    born = jnp.zeros_like(ends).at[run].max(blocks[HeapEntry.BORN])
+    size = jnp.where(may_join, end[run] - blocks[HeapEntry.START], blocks[HeapEntry.SIZE])
+    latest = jnp.where(may_join, born[run], blocks[HeapEntry.BORN])
+    joined = with_entries(blocks.T, {HeapEntry.SIZE: size, HeapEntry.BORN: latest}).T
+    fewer = remove_all(Heap(joined, heap.words), follows)
+    return Heap(fewer.blocks, with_words(fewer.words, {HeapWord.USED: heap.words[HeapWord.USED]}))
+
+
+def remove_all(heap: Heap, is_gone: jax.Array) -> Heap:
+    """Return ``heap`` without the live blocks of a mask, bool [M]."""
+    order = jnp.argsort(is_gone, stable=True)
+    unused = with_entries(jnp.zeros((1, len(HeapEntry)), jnp.int32), {HeapEntry.START: FAR}).T
+    count = heap.words[HeapWord.COUNT] - is_gone.sum(dtype=jnp.int32)
+    size = jnp.where(is_gone, heap.blocks[HeapEntry.SIZE], 0).sum(dtype=jnp.int32)
+    blocks = jnp.where(jnp.arange(heap.blocks.shape[1]) < count, heap.blocks[:, order], unused)
+    words = {HeapWord.COUNT: count, HeapWord.USED: heap.words[HeapWord.USED] - size}
+    return Heap(blocks, with_words(heap.words, words))
+
+
 def emptied(heap: Heap) -> Heap:
     """Return ``heap`` without any block."""
     blocks = with_entries(jnp.zeros_like(heap.blocks).T, {HeapEntry.START: FAR}).T

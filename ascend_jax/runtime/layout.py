@@ -13,6 +13,7 @@ letter what it counts
 ``H``  host threads
 ``F``  planned faults
 ``G``  frees that are remembered
+``L``  memory pools
 ``C``  cells: E + T + V + (S + 1) + H int64 variables, of events, notifies, values, streams' and threads' callbacks
 ``N``  rows of the command table; row ``N`` is the trash row
 ``P``  operands of a command (:data:`OPERANDS`)
@@ -372,6 +373,20 @@ class HeapWord(enum.IntEnum):
     SHORT_IDLE = 10  # kept by pools and used by nobody then,
     SHORT_SITE = 11  # and its call site
     SHORTAGES = 12  # allocations that did not fit
+
+
+class Pool(enum.IntEnum):
+    """Columns of ``CardState.pools`` [L, len(Pool)]: memory pools. Sizes are granules."""
+
+    ALIVE = 0
+    GENERATION = 1
+    LIMIT = 2  # most it may reserve
+    THRESHOLD = 3  # what it keeps when a stream is synchronized
+    RESERVED = 4
+    RESERVED_HIGH = 5
+    USED = 6
+    USED_HIGH = 7
+    REUSE = 8  # PoolReuse bits
 
 
 class Freed(enum.IntEnum):

@@ -20,6 +20,7 @@ from ascend_jax.runtime.layout import (
     HeapWord,
     Operand,
     Phase,
+    Pool,
     StatusWord,
     Stream,
     Thread,
@@ -76,6 +77,7 @@ class CardState:
     threads: jax.Array  # int32 [H, len(Thread)]
     faults: jax.Array  # int32 [F, len(Fault)]
     freed: jax.Array  # int32 [G + 1, len(Freed)]
+    pools: jax.Array  # int32 [L, len(Pool)]
     device: jax.Array  # int32 [len(Device)]
     clock: jax.Array  # int32 [len(Clock)], the current thread's host time and the device's
     status: jax.Array  # int32 [len(StatusWord)]
@@ -108,6 +110,7 @@ def init(
     max_commands: int = 512,
     max_blocks: int = 256,
     max_freed: int = 32,
+    max_pools: int = 4,
     donate: bool = False,
 ) -> CardState:
     """Return a card that has just been set up: empty memory, one default stream (handle 0), clock at 0.
@@ -126,6 +129,7 @@ def init(
       max_commands: Rows N of the command table, rounded up to a power of two; the timeline shows the latest N commands.
       max_blocks: Live allocations M per memory.
       max_freed: Frees G that are remembered for :func:`freed_in_use`.
+      max_pools: Memory pools L.
       donate: If true, every call consumes the card that it is given and works in its buffers; otherwise old cards
         stay valid, and a call that changes memory contents copies them.
 
@@ -150,6 +154,7 @@ def init(
         "max_commands": (max_commands, 2, 1 << 22),
         "max_blocks": (max_blocks, 1, 1 << 20),
         "max_freed": (max_freed, 1, 1 << 20),
+        "max_pools": (max_pools, 0, 1 << 8),
         "hbm_backing_bytes": (hbm_backing_bytes, 0, (2**31 - 1) - CHUNK_BYTES),
         "host_backing_bytes": (host_backing_bytes, 0, (2**31 - 1) - CHUNK_BYTES),
     }
@@ -193,6 +198,7 @@ def init(
         threads=jnp.array(threads),
         faults=jnp.array(_filled(max_faults, {Fault.SEQUENCE: layout.NONE}, len(Fault))),
         freed=jnp.zeros((max_freed + 1, len(Freed)), jnp.int32),
+        pools=jnp.zeros((max_pools, len(Pool)), jnp.int32),
         device=jnp.array(device),
         clock=jnp.zeros(len(layout.Clock), jnp.int32),
         status=jnp.array(status),

@@ -26,6 +26,7 @@ from ascend_jax.runtime.layout import (
     Stream,
     Time,
 )
+from ascend_jax.runtime.pools import release_idle
 from ascend_jax.runtime.rows import Number, get_row
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
@@ -184,7 +185,7 @@ def synchronize_stream(card: CardState, stream: Number, *, timeout_ms: Number = 
       every later call; 107027 while the stream is captured; 900003 if it can never finish (see ``deadlock_report``).
     """
     card, goal = _begin_stream(card, stream, timeout_ms, site)
-    return settle(card, goal, site)
+    return release_idle(settle(card, goal, site))
 
 
 @verb
@@ -207,4 +208,4 @@ def synchronize_device(card: CardState, *, timeout_ms: Number = -1, site: Site =
     Codes as :func:`synchronize_stream`; 107027 while anything is captured.
     """
     card, goal = _begin_device(card, timeout_ms, site)
-    return settle(card, goal, site)
+    return release_idle(settle(card, goal, site))
