@@ -27,6 +27,7 @@ from ascend_jax.runtime.contexts import (
     set_context,
 )
 from ascend_jax.runtime.copies import memcpy, memcpy_async, memset, memset_async
+from ascend_jax.runtime.copies_2d import memcpy2d, memcpy2d_async
 from ascend_jax.runtime.device import (
     device_info,
     device_task_abort,
@@ -58,6 +59,7 @@ from ascend_jax.runtime.events import (
 from ascend_jax.runtime.execute import execute_program
 from ascend_jax.runtime.faults import inject_fault
 from ascend_jax.runtime.host import host_time_ns, host_work
+from ascend_jax.runtime.host_registration import host_register, host_unregister
 from ascend_jax.runtime.kernels import Cost, kernel_cost
 from ascend_jax.runtime.launch import launch
 from ascend_jax.runtime.layout import GRANULE_BYTES, Reach
@@ -187,7 +189,9 @@ __all__ = [
     "get_context",
     "hbm_peak_bytes",
     "host_read",
+    "host_register",
     "host_time_ns",
+    "host_unregister",
     "host_work",
     "host_write",
     "init",
@@ -213,6 +217,8 @@ __all__ = [
     "mem_pool_stats",
     "mem_pool_trim",
     "memcpy",
+    "memcpy2d",
+    "memcpy2d_async",
     "memcpy_async",
     "memory_report",
     "memset",

@@ -4,6 +4,7 @@ Each table row is one column of facts over all blocks, so that moving blocks up 
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -27,7 +28,7 @@ class Gap(NamedTuple):
     size: jax.Array  # int32, granules
 
 
-def with_words(words: jax.Array, entries: dict[HeapWord, Number]) -> jax.Array:
+def with_words(words: jax.Array, entries: Mapping[HeapWord, Number]) -> jax.Array:
     """Return the words of a heap with some replaced: selections, which XLA puts into one loop."""
     index = jnp.arange(len(HeapWord))
     for word, value in entries.items():
@@ -109,7 +110,7 @@ def _moved_down(blocks: jax.Array) -> jax.Array:
     return jnp.concatenate([blocks[:, 1:], unused], axis=1)
 
 
-def split(heap: Heap, row: Number, size: Number, front: dict[HeapEntry, Number], is_wanted: jax.Array) -> Heap:
+def split(heap: Heap, row: Number, size: Number, front: Mapping[HeapEntry, Number], is_wanted: jax.Array) -> Heap:
     """Return ``heap`` with the block at ``row`` cut after ``size`` granules if that is wanted and leaves anything.
 
     The front gets the facts of ``front``, the rest keeps those of the block. A full table cuts nothing: then the front
@@ -173,7 +174,7 @@ def block_at(heap: Heap, row: Number) -> jax.Array:
     return get_row(heap.blocks.T, jnp.minimum(row, heap.blocks.shape[1] - 1))
 
 
-def change(heap: Heap, row: Number, columns: dict[HeapEntry, Number], is_wanted: Number) -> Heap:
+def change(heap: Heap, row: Number, columns: Mapping[HeapEntry, Number], is_wanted: Number) -> Heap:
     """Return ``heap`` with some facts of one block changed, if that is wanted."""
     is_it = (jnp.arange(heap.blocks.shape[1]) == row) & is_wanted
     facts = [

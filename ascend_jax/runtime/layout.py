@@ -165,7 +165,16 @@ class Field(enum.IntEnum):
     LIMIT = BLOCKS + 22  # which unit bounds the time
     SITE = BLOCKS + 23  # call site
     POSITION = BLOCKS + 24  # running number in its stream's queue
-    SCALARS = BLOCKS + 25  # first of SCALARS columns: bits of a kernel's float32 arguments
+    SCALARS = BLOCKS + 25  # first of SCALARS columns: bits of a kernel's float32 arguments; of a 2-D copy, Pitch
+
+
+class Pitch(enum.IntEnum):
+    """What the SCALARS columns of a 2-D copy hold, in bytes; all are 0 for other copies."""
+
+    DST = 0
+    SRC = 1
+    WIDTH = 2
+    ROWS = 3  # how many
 
 
 SCALARS = 4  # float arguments that a kernel can have

@@ -190,7 +190,8 @@ def _alloc(card: CardState, request: jax.Array) -> tuple:
     flags = int(HeapFlag.POOL) | (pool_slot << POOL_SHIFT)
     facts = new_entry(card, jnp.where(grows, gap.first, block_at(hbm, row)[HeapEntry.START]), size, (whole, rest), site)
     columns = (HeapEntry.ASKED, HeapEntry.REST, HeapEntry.SITE, HeapEntry.BORN)
-    front: dict[HeapEntry, Number] = {column: facts[column] for column in columns} | {HeapEntry.FLAGS: flags}
+    front: dict[HeapEntry, Number] = {column: facts[column] for column in columns}
+    front[HeapEntry.FLAGS] = flags
     hbm = note_shortage(hbm, (whole, rest), site, code == Code.MEMORY_ALLOCATION)
     hbm = split(hbm, row, size, front, ok & ~grows)
     hbm = insert(hbm, gap.row, with_entries(facts, {HeapEntry.FLAGS: flags}), ok & grows)
