@@ -16,6 +16,19 @@ from ascend_jax import insight, ops
 from ascend_jax.chip.spec import ChipSpec, chip, chips, load_chip_file, peak_flops
 from ascend_jax.ops.tensor import Tensor, tensor
 from ascend_jax.runtime import static
+from ascend_jax.runtime.allocator_options import AllocatorOptions, parse_allocator_options
+from ascend_jax.runtime.caching_allocator import (
+    CacheOutOfMemory,
+    CachingAllocator,
+    cache_alloc,
+    cache_free,
+    caching_allocator,
+    empty_cache,
+    memory_snapshot,
+    memory_stats,
+    record_stream,
+    reset_peak_memory_stats,
+)
 from ascend_jax.runtime.callbacks import launch_callback, process_report, subscribe_report, unsubscribe_report
 from ascend_jax.runtime.capture import capture_begin, capture_end, capture_info
 from ascend_jax.runtime.codes import AscendError, Code, ParameterError
@@ -135,7 +148,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "GRANULE_BYTES",
+    "AllocatorOptions",
     "AscendError",
+    "CacheOutOfMemory",
+    "CachingAllocator",
     "CardState",
     "ChipSpec",
     "Code",
@@ -154,6 +170,9 @@ __all__ = [
     "Schedule",
     "Status",
     "Tensor",
+    "cache_alloc",
+    "cache_free",
+    "caching_allocator",
     "capture_begin",
     "capture_end",
     "capture_info",
@@ -177,6 +196,7 @@ __all__ = [
     "device_task_abort",
     "download",
     "earliest_thread",
+    "empty_cache",
     "end_thread",
     "event_available_count",
     "event_elapsed_ms",
@@ -221,12 +241,15 @@ __all__ = [
     "memcpy2d_async",
     "memcpy_async",
     "memory_report",
+    "memory_snapshot",
+    "memory_stats",
     "memset",
     "memset_async",
     "notify_batch_reset",
     "notify_id",
     "ops",
     "out_of_memory",
+    "parse_allocator_options",
     "peak_flops",
     "primary_context_state",
     "process_report",
@@ -237,9 +260,11 @@ __all__ = [
     "raise_if_error",
     "record_event",
     "record_notify",
+    "record_stream",
     "reset_device",
     "reset_device_force",
     "reset_event",
+    "reset_peak_memory_stats",
     "save_program",
     "set_context",
     "set_device",
