@@ -103,6 +103,7 @@ from ascend_jax.runtime.notifies import (
     record_notify,
     wait_and_reset_notify,
 )
+from ascend_jax.runtime.paged_kv import PagedCache, free_pages, kv_extend, kv_free, kv_slots, paged_cache
 from ascend_jax.runtime.pools import (
     PoolReuse,
     PoolStats,
@@ -161,6 +162,7 @@ __all__ = [
     "MemAttr",
     "MemoryReport",
     "OutOfMemory",
+    "PagedCache",
     "ParameterError",
     "PolicyFlag",
     "PoolReuse",
@@ -206,6 +208,7 @@ __all__ = [
     "first_failure",
     "free",
     "free_host",
+    "free_pages",
     "get_context",
     "hbm_peak_bytes",
     "host_read",
@@ -219,6 +222,9 @@ __all__ = [
     "insight",
     "join_thread",
     "kernel_cost",
+    "kv_extend",
+    "kv_free",
+    "kv_slots",
     "last_code",
     "launch",
     "launch_callback",
@@ -249,6 +255,7 @@ __all__ = [
     "notify_id",
     "ops",
     "out_of_memory",
+    "paged_cache",
     "parse_allocator_options",
     "peak_flops",
     "primary_context_state",

@@ -187,14 +187,14 @@ def cache_alloc(
         raise AscendError(int(code), f"stream {stream}")
     if nbytes == 0:
         return cache, card, 0
-    site_text, before = callsite.text(int(site or 0)), card
+    site_text, given = callsite.text(int(site or 0)), (cache, card)
     cache, card = process_events(cache, card)
     size = rounded_size(cache, nbytes)
     block = _best(cache, size, int(slot))
     if block is None:
         cache, card, block = _new_block(_older(cache), card, size, int(slot), site)
     if block is None:
-        raise CacheOutOfMemory(_shortage(cache, before, nbytes, site_text))
+        raise CacheOutOfMemory(_shortage(*given, nbytes, site_text))
     blocks = dict(cache.blocks)
     if _should_split(cache, block, size):
         blocks[block.address + size] = dataclasses.replace(block, address=block.address + size, size=block.size - size)
