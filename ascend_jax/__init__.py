@@ -14,6 +14,15 @@ Device state is an immutable pytree, every runtime call a pure function on it, a
 
 from ascend_jax import insight, ops
 from ascend_jax.chip.spec import ChipSpec, chip, chips, load_chip_file, peak_flops
+from ascend_jax.chip.tensors import (
+    CoreMemory,
+    GlobalTensor,
+    LocalBuffer,
+    LocalTensor,
+    alloc_local,
+    core_memory,
+    free_local,
+)
 from ascend_jax.ops.tensor import Tensor, tensor
 from ascend_jax.runtime import static
 from ascend_jax.runtime.allocator_options import AllocatorOptions, parse_allocator_options
@@ -156,8 +165,12 @@ __all__ = [
     "CardState",
     "ChipSpec",
     "Code",
+    "CoreMemory",
     "Cost",
     "EventFlag",
+    "GlobalTensor",
+    "LocalBuffer",
+    "LocalTensor",
     "MallocPolicy",
     "MemAttr",
     "MemoryReport",
@@ -172,6 +185,7 @@ __all__ = [
     "Schedule",
     "Status",
     "Tensor",
+    "alloc_local",
     "cache_alloc",
     "cache_free",
     "caching_allocator",
@@ -181,6 +195,7 @@ __all__ = [
     "chip",
     "chips",
     "clear_error",
+    "core_memory",
     "create_context",
     "create_event",
     "create_event_ex_with_flag",
@@ -208,6 +223,7 @@ __all__ = [
     "first_failure",
     "free",
     "free_host",
+    "free_local",
     "free_pages",
     "get_context",
     "hbm_peak_bytes",
