@@ -80,8 +80,10 @@ from ascend_jax.runtime.events import (
 )
 from ascend_jax.runtime.execute import execute_program
 from ascend_jax.runtime.faults import inject_fault
+from ascend_jax.runtime.freed import FreedInUse, freed_in_use
 from ascend_jax.runtime.host import host_time_ns, host_work
 from ascend_jax.runtime.host_registration import host_register, host_unregister
+from ascend_jax.runtime.ipc import IpcExports, ipc_allow, ipc_close, ipc_export, ipc_import
 from ascend_jax.runtime.kernels import Cost, kernel_cost
 from ascend_jax.runtime.launch import launch
 from ascend_jax.runtime.layout import GRANULE_BYTES, Reach
@@ -113,6 +115,13 @@ from ascend_jax.runtime.notifies import (
     wait_and_reset_notify,
 )
 from ascend_jax.runtime.paged_kv import PagedCache, free_pages, kv_extend, kv_free, kv_slots, paged_cache
+from ascend_jax.runtime.peers import (
+    can_access_peer,
+    disable_peer_access,
+    enable_peer_access,
+    memcpy_peer,
+    peer_access_status,
+)
 from ascend_jax.runtime.pools import (
     PoolReuse,
     PoolStats,
@@ -168,7 +177,9 @@ __all__ = [
     "CoreMemory",
     "Cost",
     "EventFlag",
+    "FreedInUse",
     "GlobalTensor",
+    "IpcExports",
     "LocalBuffer",
     "LocalTensor",
     "MallocPolicy",
@@ -189,6 +200,7 @@ __all__ = [
     "cache_alloc",
     "cache_free",
     "caching_allocator",
+    "can_access_peer",
     "capture_begin",
     "capture_end",
     "capture_info",
@@ -211,9 +223,11 @@ __all__ = [
     "destroy_stream_force",
     "device_info",
     "device_task_abort",
+    "disable_peer_access",
     "download",
     "earliest_thread",
     "empty_cache",
+    "enable_peer_access",
     "end_thread",
     "event_available_count",
     "event_elapsed_ms",
@@ -225,6 +239,7 @@ __all__ = [
     "free_host",
     "free_local",
     "free_pages",
+    "freed_in_use",
     "get_context",
     "hbm_peak_bytes",
     "host_read",
@@ -236,6 +251,10 @@ __all__ = [
     "init",
     "inject_fault",
     "insight",
+    "ipc_allow",
+    "ipc_close",
+    "ipc_export",
+    "ipc_import",
     "join_thread",
     "kernel_cost",
     "kv_extend",
@@ -262,6 +281,7 @@ __all__ = [
     "memcpy2d",
     "memcpy2d_async",
     "memcpy_async",
+    "memcpy_peer",
     "memory_report",
     "memory_snapshot",
     "memory_stats",
@@ -274,6 +294,7 @@ __all__ = [
     "paged_cache",
     "parse_allocator_options",
     "peak_flops",
+    "peer_access_status",
     "primary_context_state",
     "process_report",
     "program_from_rows",

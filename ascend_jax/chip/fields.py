@@ -36,6 +36,7 @@ FIELDS: dict[str, tuple[str, str]] = {
     "h2d_bytes_per_s": (RATE, "host to device"),
     "d2h_bytes_per_s": (RATE, "device to host"),
     "d2d_bytes_per_s": (RATE, "copy inside one device, bytes copied per second"),
+    "peer_bytes_per_s": (RATE, "copy between two cards of a server over their direct link, one direction"),
     "copy_latency_ns": (NS, "device time of one copy task before the first byte"),
     # Kernels.
     "kernel_head_ns": (NS, "device time of a kernel before its first block computes"),

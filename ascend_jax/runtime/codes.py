@@ -41,6 +41,7 @@ class Code(enum.IntEnum):
     FEATURE_NOT_SUPPORT = 207000
     MEMORY_ALLOCATION = 207001
     RESOURCE_ALLOC_FAIL = 207005
+    NO_PERMISSION = 207006
     NO_EVENT_RESOURCE = 207007
     NO_NOTIFY_RESOURCE = 207009
     RT_INTERNAL_ERROR = 507000
@@ -304,6 +305,11 @@ EXPLANATIONS: dict[int, Explanation] = {
         "ACL_ERROR_RT_RESOURCE_ALLOC_FAIL",
         "all stream slots are in use",
         "destroy a stream, or give init a larger max_streams (the product's limit is in aj.chip(...)['max_streams'])",
+    ),
+    Code.NO_PERMISSION: Explanation(
+        "ACL_ERROR_RT_NO_PERMISSION",
+        "the process may not do this, for example import memory that was exported to others only",
+        "let the exporting process allow its pid first, or export without the check",
     ),
     Code.NO_EVENT_RESOURCE: Explanation(
         "ACL_ERROR_RT_NO_EVENT_RESOURCE",

@@ -46,6 +46,7 @@ def _finish_reset(card: CardState, left: jax.Array) -> CardState:
     card = remove_contexts(card, jnp.broadcast_to(is_last, card.contexts.shape[:1]))
     users = jnp.where(left == layout.NONE, card.device[Device.USERS], left)
     error = jnp.where(is_last, Code.SUCCESS, card.device[Device.ERROR])
+    peers = jnp.where(is_last, 0, card.device[Device.PEERS])
     is_closed, unused = jnp.broadcast_to(is_last, card.pools.shape[:1]), jnp.zeros(len(Pool), jnp.int32)
     failures = jnp.where(is_last, Code.SUCCESS, card.streams[:, Stream.ERROR])  # the host's own stream stays
     return dataclasses.replace(
@@ -54,7 +55,7 @@ def _finish_reset(card: CardState, left: jax.Array) -> CardState:
         streams=with_entries(card.streams, {Stream.ERROR: failures}),
         values=jnp.where(is_last, 0, card.values),
         pools=vacate(card.pools, is_closed, unused, Pool),
-        device=with_entries(card.device, {Device.USERS: users, Device.ERROR: error}),
+        device=with_entries(card.device, {Device.USERS: users, Device.ERROR: error, Device.PEERS: peers}),
     )
 
 

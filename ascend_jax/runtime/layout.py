@@ -316,6 +316,7 @@ class Device(enum.IntEnum):
     WAIT_TIMEOUT_HI = 7  # of waits, 0: none
     WAIT_TIMEOUT_LO = 8
     RETIRED = 9  # commands that have left their streams
+    PEERS = 10  # bit d: access to device d is enabled
 
 
 class Clock(enum.IntEnum):

@@ -199,16 +199,16 @@ def note_freed(card: CardState, entry: jax.Array, site: Number, is_freed: jax.Ar
 def _free(card: CardState, request: jax.Array) -> CardState:
     pointer, site = request
     heap, entry, code = release(card, card.hbm, pointer, HeapFlag.POOL | HeapFlag.IDLE)
-    card = spend(dataclasses.replace(card, hbm=heap), card.chip["host_free_ns"])
-    return status.note(note_freed(card, entry, site, code == Code.SUCCESS), code, site)
+    card = note_freed(dataclasses.replace(card, hbm=heap), entry, site, code == Code.SUCCESS)
+    return status.note(spend(card, card.chip["host_free_ns"]), code, site)
 
 
 @stage(changes=("host", "clock", "status", "freed"))
 def _free_host(card: CardState, request: jax.Array) -> CardState:
     pointer, site = request
     heap, entry, code = release(card, card.host, pointer, 0)
-    card = spend(dataclasses.replace(card, host=heap), card.chip["host_free_ns"])
-    return status.note(note_freed(card, entry, site, code == Code.SUCCESS), code, site)
+    card = note_freed(dataclasses.replace(card, host=heap), entry, site, code == Code.SUCCESS)
+    return status.note(spend(card, card.chip["host_free_ns"]), code, site)
 
 
 @verb

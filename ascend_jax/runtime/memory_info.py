@@ -11,7 +11,6 @@ from ascend_jax.runtime.layout import (
     GIANT_PAGE,
     GRANULE_BYTES,
     HUGE_PAGE,
-    Freed,
     HeapEntry,
     HeapWord,
 )
@@ -232,12 +231,3 @@ def _heap(card: CardState, memory: str) -> Heap:
     if memory not in ("device", "host"):
         raise ValueError(f"memory = {memory!r}: must be 'device' or 'host'")
     return card.hbm if memory == "device" else card.host
-
-
-def freed_blocks(card: CardState) -> np.ndarray:
-    """Return the blocks that are remembered as given back, oldest first, int64 [frees, len(Freed)]."""
-    require_single(card)
-    table = np.asarray(card.freed, np.int64)
-    rows, total = len(table) - 1, int(table[-1, 0])
-    kept = np.arange(max(0, total - rows), total) % rows
-    return table[kept][:, : len(Freed)]

@@ -45,7 +45,7 @@ from ascend_jax.runtime.layout import (
     Pool,
     Stream,
 )
-from ascend_jax.runtime.memory import new_entry, note_freed, note_shortage
+from ascend_jax.runtime.memory import new_entry, note_shortage
 from ascend_jax.runtime.ranges import split_bytes
 from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, with_entries
 from ascend_jax.runtime.state import CardState, Heap, require_single
@@ -216,7 +216,7 @@ def _free(card: CardState, request: jax.Array) -> CardState:
     hbm = change(card.hbm, row, given | {HeapEntry.BORN: card.clock[Clock.ENQUEUED]}, ok)
     hbm = join(hbm, (hbm.blocks[HeapEntry.FLAGS] & HeapFlag.IDLE) != 0)
     pool_slot = jnp.minimum(pool_slot, max(card.pools.shape[0] - 1, 0))
-    card = _counted(note_freed(dataclasses.replace(card, hbm=hbm), entry, site, ok), pool_slot, ok)
+    card = _counted(dataclasses.replace(card, hbm=hbm), pool_slot, ok)
     return status.note(spend(card, card.chip["host_free_ns"]), code, site, stream)
 
 

@@ -70,6 +70,16 @@ def _load(card: CardState, place: Range, code: jax.Array, *, argument: Argument)
     return card, from_bytes(jnp.where(code == Code.SUCCESS, raw, jnp.zeros_like(raw)), argument)
 
 
+def load_bytes(card: CardState, place: Range, nbytes: int) -> jax.Array:
+    """Return the bytes of a backed range as they are now, uint8 [nbytes]."""
+    return _load(card, place, jnp.int32(Code.SUCCESS), argument=_argument((nbytes,), np.uint8))[1]
+
+
+def store_bytes(card: CardState, place: Range, raw: jax.Array) -> CardState:
+    """Return the card with the bytes of a backed range replaced at once."""
+    return _store(card, place, raw, jnp.int32(Code.SUCCESS))
+
+
 def _argument(shape: tuple[int, ...], dtype: object) -> Argument:
     kind = jnp.dtype(dtype)  # type: ignore[call-overload]
     require_plain(kind)
