@@ -196,7 +196,7 @@ def _alloc(card: CardState, request: jax.Array) -> tuple:
     hbm = split(hbm, row, size, front, ok & ~grows)
     hbm = insert(hbm, gap.row, with_entries(facts, {HeapEntry.FLAGS: flags}), ok & grows)
     card = _counted(dataclasses.replace(card, hbm=hbm), pool_slot, ok)
-    card = spend(card, card.chip["host_malloc_ns"])
+    card = spend(card, jnp.where(grows, card.chip["host_malloc_ns"], card.chip["host_event_ns"]))
     return status.note(card, code, site, stream), jnp.where(ok, facts[HeapEntry.START], layout.NULL)
 
 
@@ -217,7 +217,7 @@ def _free(card: CardState, request: jax.Array) -> CardState:
     hbm = join(hbm, (hbm.blocks[HeapEntry.FLAGS] & HeapFlag.IDLE) != 0)
     pool_slot = jnp.minimum(pool_slot, max(card.pools.shape[0] - 1, 0))
     card = _counted(dataclasses.replace(card, hbm=hbm), pool_slot, ok)
-    return status.note(spend(card, card.chip["host_free_ns"]), code, site, stream)
+    return status.note(spend(card, card.chip["host_event_ns"]), code, site, stream)
 
 
 def _settled(card: CardState, is_meant: jax.Array) -> CardState:
@@ -345,7 +345,7 @@ def mem_pool_alloc(
     """Allocate from a pool, for work queued in ``stream`` from now on (``aclrtMemPoolMallocAsync``).
 
     Takes the smallest idle block that is large enough and that ``stream`` may use, at the lowest address, and cuts it
-    to whole 2 MiB; else the pool takes more device memory.
+    to whole 2 MiB, and the host spends ``host_event_ns``; else the pool takes more device memory for ``host_malloc_ns``.
 
     Returns:
       The card and a pointer, 0 on failure. Status 107003 for an unknown stream, 107000 for an unknown pool, 100000 for
