@@ -162,6 +162,15 @@ from ascend_jax.runtime.threads import (
 from ascend_jax.runtime.timeouts import set_op_execute_timeout, set_op_wait_timeout
 from ascend_jax.runtime.transfers import download, host_read, host_write, upload
 from ascend_jax.runtime.value_marks import value_wait, value_write
+from ascend_jax.runtime.virtual_memory import (
+    free_physical,
+    malloc_physical,
+    map_mem,
+    mem_allocation_granularity,
+    release_mem_address,
+    reserve_mem_address,
+    unmap_mem,
+)
 
 __version__ = "0.1.0"
 
@@ -239,6 +248,7 @@ __all__ = [
     "free_host",
     "free_local",
     "free_pages",
+    "free_physical",
     "freed_in_use",
     "get_context",
     "hbm_peak_bytes",
@@ -269,6 +279,9 @@ __all__ = [
     "malloc_align32",
     "malloc_host",
     "malloc_pageable",
+    "malloc_physical",
+    "map_mem",
+    "mem_allocation_granularity",
     "mem_get_info",
     "mem_pool_alloc",
     "mem_pool_create",
@@ -305,6 +318,8 @@ __all__ = [
     "record_event",
     "record_notify",
     "record_stream",
+    "release_mem_address",
+    "reserve_mem_address",
     "reset_device",
     "reset_device_force",
     "reset_event",
@@ -332,6 +347,7 @@ __all__ = [
     "synchronize_stream",
     "tensor",
     "thread_time_ns",
+    "unmap_mem",
     "unsubscribe_report",
     "upload",
     "use_thread",

@@ -21,6 +21,7 @@ from ascend_jax.runtime.rows import Number, get_row
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing, last_code
 from ascend_jax.runtime.synchronize import make_room, settle
+from ascend_jax.runtime.translation import translate
 
 PIECE = (64 << 20) // layout.GRANULE_BYTES  # granules
 
@@ -70,7 +71,7 @@ def transfer(card: CardState, place: Range, to_host: jax.Array, from_host: jax.A
 def _copy(
     card: CardState, dst: Range, src: Range, stream: Number, site: Number, *, is_blocking: bool, is_traced: bool = False
 ) -> CardState:
-    dst, src = dst.as_int32(), src.as_int32()
+    dst, src = translate(card, dst), translate(card, src)
     code, slot = check_copy(card, dst, src, stream, is_blocking, is_traced)
     same = (dst.pointer == src.pointer) & (dst.offset == src.offset)
     moving = transfer(card, dst, dst.pointer < layout.NULL, src.pointer < layout.NULL)
@@ -113,7 +114,7 @@ def is_pageable_at(card: CardState, place: Range) -> jax.Array:
 
 @stage(static=("is_blocking",))
 def _set(card: CardState, dst: Range, value: Number, stream: Number, site: Number, *, is_blocking: bool) -> CardState:
-    dst = dst.as_int32()
+    dst = translate(card, dst)
     to_host = dst.pointer < layout.NULL
     code, slot = find_queue(card, stream, is_blocking)
     code = first_failing(code, check_range(card, dst))

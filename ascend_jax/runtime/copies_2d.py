@@ -14,6 +14,7 @@ from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import make_room, settle
+from ascend_jax.runtime.translation import translate
 
 MOST_WIDTH, MOST_HEIGHT = 5_000_000, 5_242_880  # of an asynchronous copy (CANN, aclrtMemcpy2dAsync)
 
@@ -30,7 +31,7 @@ def _copy_rows(
     is_blocking: bool,
     is_traced: bool,
 ) -> CardState:
-    dst, src = (span.as_int32() for span in spans)
+    dst, src = (translate(card, span) for span in spans)
     dst_pitch, src_pitch, width, height = (jnp.asarray(number, jnp.int32) for number in shape)
     is_wide = (width > dst_pitch) | (width > src_pitch)
     is_large = (width > MOST_WIDTH) | (height > MOST_HEIGHT)

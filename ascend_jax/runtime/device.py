@@ -55,6 +55,7 @@ def _finish_reset(card: CardState, left: jax.Array) -> CardState:
         streams=with_entries(card.streams, {Stream.ERROR: failures}),
         values=jnp.where(is_last, 0, card.values),
         pools=vacate(card.pools, is_closed, unused, Pool),
+        virtual=jnp.where(is_last, 0, card.virtual),
         device=with_entries(card.device, {Device.USERS: users, Device.ERROR: error, Device.PEERS: peers}),
     )
 

@@ -14,6 +14,7 @@ letter what it counts
 ``F``  planned faults
 ``G``  frees that are remembered
 ``L``  memory pools
+``W``  reservations of virtual addresses and mappings
 ``C``  cells: E + T + V + (S + 1) + H int64 variables, of events, notifies, values, streams' and threads' callbacks
 ``N``  rows of the command table; row ``N`` is the trash row
 ``P``  operands of a command (:data:`OPERANDS`)
@@ -360,11 +361,29 @@ class HeapFlag(enum.IntFlag):
     POOL = 4  # of a memory pool
     IDLE = 8  # kept by its pool, used by nobody
     SHARED = 16  # exported to other processes
-    MAPPED = 32  # physical memory behind virtual addresses
+    PHYSICAL = 32  # allocated to be mapped
+    CONDEMNED = 64  # freed while mapped: goes when it is unmapped
 
 
 POOL_SHIFT = 8  # above it: slot of the pool, 8 bits
 STREAM_SHIFT = 16  # above it: slot of the stream in whose order a block of a pool was given back
+
+
+class Virtual(enum.IntEnum):
+    """Columns of ``CardState.virtual`` [W, len(Virtual)]: reserved virtual addresses, and what is mapped there."""
+
+    KIND = 0  # VirtualKind
+    START = 1  # granule
+    SIZE = 2
+    PHYSICAL = 3  # granule behind the first one, of a mapping
+
+
+class VirtualKind(enum.IntEnum):
+    """What a row of ``CardState.virtual`` is."""
+
+    NONE = 0
+    RESERVATION = 1
+    MAPPING = 2
 
 
 class HeapWord(enum.IntEnum):

@@ -198,7 +198,7 @@ def note_freed(card: CardState, entry: jax.Array, site: Number, is_freed: jax.Ar
 @stage(changes=("hbm", "clock", "status", "freed"))
 def _free(card: CardState, request: jax.Array) -> CardState:
     pointer, site = request
-    heap, entry, code = release(card, card.hbm, pointer, HeapFlag.POOL | HeapFlag.IDLE)
+    heap, entry, code = release(card, card.hbm, pointer, HeapFlag.POOL | HeapFlag.IDLE | HeapFlag.PHYSICAL)
     card = note_freed(dataclasses.replace(card, hbm=heap), entry, site, code == Code.SUCCESS)
     return status.note(spend(card, card.chip["host_free_ns"]), code, site)
 

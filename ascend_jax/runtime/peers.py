@@ -22,6 +22,7 @@ from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing, last_code
 from ascend_jax.runtime.synchronize import make_room, settle
 from ascend_jax.runtime.transfers import download, load_bytes, store_bytes, upload
+from ascend_jax.runtime.translation import translate
 
 MOST_DEVICES = 31
 
@@ -70,7 +71,7 @@ def peer_access_status(card: CardState, device: int) -> jax.Array:
 @stage
 def _one_side(card: CardState, place: Range, is_written: bool | jax.Array, wrong: Number, site: Number) -> tuple:
     """Hold one card's copy engine for as long as the link needs; return (card, code)."""
-    place, is_written = place.as_int32(), jnp.asarray(is_written)
+    place, is_written = translate(card, place), jnp.asarray(is_written)
     code, slot = find_queue(card, layout.NONE, True)
     on_host = first_code((place.pointer < layout.NULL, Code.RT_PARAM_INVALID))
     code = first_failing(code, on_host, check_range(card, place), jnp.asarray(wrong, jnp.int32))

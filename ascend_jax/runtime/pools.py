@@ -345,7 +345,7 @@ def mem_pool_alloc(
     """Allocate from a pool, for work queued in ``stream`` from now on (``aclrtMemPoolMallocAsync``).
 
     Takes the smallest idle block that is large enough and that ``stream`` may use, at the lowest address, and cuts it
-    to whole 2 MiB: the host spends ``host_event_ns``. Else the pool takes device memory, which takes ``host_malloc_ns``.
+    to whole 2 MiB: the host spends ``host_event_ns``. Else the pool takes device memory: ``host_malloc_ns``.
 
     Returns:
       The card and a pointer, 0 on failure. Status 107003 for an unknown stream, 107000 for an unknown pool, 100000 for

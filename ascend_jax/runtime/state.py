@@ -25,6 +25,7 @@ from ascend_jax.runtime.layout import (
     Stream,
     Thread,
     Time,
+    Virtual,
 )
 
 CHUNK_BYTES = 1 << 16  # data moves in chunks of this size; the byte arrays carry one chunk of slack
@@ -78,6 +79,7 @@ class CardState:
     faults: jax.Array  # int32 [F, len(Fault)]
     freed: jax.Array  # int32 [G + 1, len(Freed)]
     pools: jax.Array  # int32 [L, len(Pool)]
+    virtual: jax.Array  # int32 [W, len(Virtual)]
     device: jax.Array  # int32 [len(Device)]
     clock: jax.Array  # int32 [len(Clock)], the current thread's host time and the device's
     status: jax.Array  # int32 [len(StatusWord)]
@@ -111,6 +113,7 @@ def init(
     max_blocks: int = 256,
     max_freed: int = 32,
     max_pools: int = 4,
+    max_mappings: int = 8,
     donate: bool = False,
 ) -> CardState:
     """Return a card that has just been set up: empty memory, one default stream (handle 0), clock at 0.
@@ -130,6 +133,7 @@ def init(
       max_blocks: Live allocations M per memory.
       max_freed: Frees G that are remembered for :func:`freed_in_use`.
       max_pools: Memory pools L.
+      max_mappings: Reservations of virtual addresses and mappings W.
       donate: If true, every call consumes the card that it is given and works in its buffers; otherwise old cards
         stay valid, and a call that changes memory contents copies them.
 
@@ -155,6 +159,7 @@ def init(
         "max_blocks": (max_blocks, 1, 1 << 20),
         "max_freed": (max_freed, 1, 1 << 20),
         "max_pools": (max_pools, 0, 1 << 8),
+        "max_mappings": (max_mappings, 1, 1 << 16),
         "hbm_backing_bytes": (hbm_backing_bytes, 0, (2**31 - 1) - CHUNK_BYTES),
         "host_backing_bytes": (host_backing_bytes, 0, (2**31 - 1) - CHUNK_BYTES),
     }
@@ -199,6 +204,7 @@ def init(
         faults=jnp.array(_filled(max_faults, {Fault.SEQUENCE: layout.NONE}, len(Fault))),
         freed=jnp.zeros((max_freed + 1, len(Freed)), jnp.int32),
         pools=jnp.zeros((max_pools, len(Pool)), jnp.int32),
+        virtual=jnp.zeros((max_mappings, len(Virtual)), jnp.int32),
         device=jnp.array(device),
         clock=jnp.zeros(len(layout.Clock), jnp.int32),
         status=jnp.array(status),

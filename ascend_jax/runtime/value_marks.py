@@ -27,6 +27,7 @@ from ascend_jax.runtime.rows import Number, get_row, put_if
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import look, make_room
+from ascend_jax.runtime.translation import translate
 
 VALUE_BYTES = 8
 Words = tuple[Number, Number]  # high and low word of 64 bits
@@ -93,7 +94,7 @@ def _refresh(card: CardState, place: Range, slot: jax.Array, code: jax.Array) ->
 def _mark(
     card: CardState, place: Range, value: Words, stream: Number, condition: Number, site: Number, *, kind: Kind
 ) -> CardState:
-    place, condition = place.as_int32(), jnp.asarray(condition, jnp.int32)
+    place, condition = translate(card, place), jnp.asarray(condition, jnp.int32)
     is_write = kind == Kind.VALUE_WRITE
     code, slot = find_stream(card, stream)
     place_code, value_slot = _find(card, place)
