@@ -14,9 +14,10 @@ def translate(card: CardState, place: Range) -> Range:
     """
     place = place.as_int32()
     end, rest = place.end
-    table = card.virtual
-    ahead = place.pointer[..., None] - table[:, Virtual.START]
-    fits = (end + (rest > 0))[..., None] <= table[:, Virtual.SIZE] - ahead
-    is_it = (table[:, Virtual.KIND] == VirtualKind.MAPPING) & (ahead >= 0) & fits & (place.whole >= 0)[..., None]
-    moved = jnp.where(is_it, table[:, Virtual.PHYSICAL] + ahead, 0).max(axis=-1)
+    rows = (1,) * place.pointer.ndim + card.virtual.shape[:1]
+    kind, start, size, physical = (card.virtual[:, column].reshape(rows) for column in Virtual)
+    ahead = place.pointer[..., None] - start
+    fits = (end + (rest > 0))[..., None] <= size - ahead
+    is_it = (kind == VirtualKind.MAPPING) & (ahead >= 0) & fits & (place.whole >= 0)[..., None]
+    moved = jnp.where(is_it, physical + ahead, 0).max(axis=-1)
     return place._replace(pointer=jnp.where(is_it.any(axis=-1), moved, place.pointer))
