@@ -23,7 +23,7 @@ import ascend_jax as aj
 from ascend_jax.runtime.layout import HeapWord
 
 LIVE_COUNTS = (16, 64, 256, 1024)
-TILE_BYTES = 1 << 17  # lanes whose heaps fit a core's cache run together
+TILE_BYTES = 1 << 20  # lanes run together up to this size of their heaps
 
 
 def small_card(live: int) -> aj.CardState:
