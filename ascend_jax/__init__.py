@@ -14,9 +14,31 @@ Device state is an immutable pytree, every runtime call a pure function on it, a
 
 from ascend_jax import insight, ops
 from ascend_jax.chip.spec import ChipSpec, chip, chips, load_chip_file, peak_flops
+from ascend_jax.chip.tensors import (
+    CoreMemory,
+    GlobalTensor,
+    LocalBuffer,
+    LocalTensor,
+    alloc_local,
+    core_memory,
+    free_local,
+)
 from ascend_jax.ops.attention.flash import flash_attention
 from ascend_jax.ops.tensor import Tensor, tensor
 from ascend_jax.runtime import static
+from ascend_jax.runtime.allocator_options import AllocatorOptions, parse_allocator_options
+from ascend_jax.runtime.caching_allocator import (
+    CacheOutOfMemory,
+    CachingAllocator,
+    cache_alloc,
+    cache_free,
+    caching_allocator,
+    empty_cache,
+    memory_snapshot,
+    memory_stats,
+    record_stream,
+    reset_peak_memory_stats,
+)
 from ascend_jax.runtime.callbacks import launch_callback, process_report, subscribe_report, unsubscribe_report
 from ascend_jax.runtime.capture import capture_begin, capture_end, capture_info
 from ascend_jax.runtime.codes import AscendError, Code, ParameterError
@@ -28,6 +50,7 @@ from ascend_jax.runtime.contexts import (
     set_context,
 )
 from ascend_jax.runtime.copies import memcpy, memcpy_async, memset, memset_async
+from ascend_jax.runtime.copies_2d import memcpy2d, memcpy2d_async
 from ascend_jax.runtime.device import (
     device_info,
     device_task_abort,
@@ -59,18 +82,31 @@ from ascend_jax.runtime.events import (
 )
 from ascend_jax.runtime.execute import execute_program
 from ascend_jax.runtime.faults import inject_fault
+from ascend_jax.runtime.freed import FreedInUse, freed_in_use
 from ascend_jax.runtime.host import host_time_ns, host_work
+from ascend_jax.runtime.host_registration import host_register, host_unregister
+from ascend_jax.runtime.ipc import IpcExports, ipc_allow, ipc_close, ipc_export, ipc_import
 from ascend_jax.runtime.kernels import Cost, kernel_cost
 from ascend_jax.runtime.launch import launch
 from ascend_jax.runtime.layout import GRANULE_BYTES, Reach
 from ascend_jax.runtime.memory import (
     MallocPolicy,
+    PolicyFlag,
     free,
     free_host,
-    hbm_peak_bytes,
     malloc,
+    malloc_align32,
     malloc_host,
+    malloc_pageable,
+)
+from ascend_jax.runtime.memory_info import (
+    MemAttr,
+    MemoryReport,
+    OutOfMemory,
+    hbm_peak_bytes,
     mem_get_info,
+    memory_report,
+    out_of_memory,
 )
 from ascend_jax.runtime.notifies import (
     create_notify,
@@ -79,6 +115,25 @@ from ascend_jax.runtime.notifies import (
     notify_id,
     record_notify,
     wait_and_reset_notify,
+)
+from ascend_jax.runtime.paged_kv import PagedCache, free_pages, kv_extend, kv_free, kv_slots, paged_cache
+from ascend_jax.runtime.peers import (
+    can_access_peer,
+    disable_peer_access,
+    enable_peer_access,
+    memcpy_peer,
+    peer_access_status,
+)
+from ascend_jax.runtime.pools import (
+    PoolReuse,
+    PoolStats,
+    mem_pool_alloc,
+    mem_pool_create,
+    mem_pool_destroy,
+    mem_pool_free,
+    mem_pool_set_release_threshold,
+    mem_pool_stats,
+    mem_pool_trim,
 )
 from ascend_jax.runtime.program import Program, program_from_rows
 from ascend_jax.runtime.program_files import load_program, save_program
@@ -109,6 +164,15 @@ from ascend_jax.runtime.threads import (
 from ascend_jax.runtime.timeouts import set_op_execute_timeout, set_op_wait_timeout
 from ascend_jax.runtime.transfers import download, host_read, host_write, upload
 from ascend_jax.runtime.value_marks import value_wait, value_write
+from ascend_jax.runtime.virtual_memory import (
+    free_physical,
+    malloc_physical,
+    map_mem,
+    mem_allocation_granularity,
+    release_mem_address,
+    reserve_mem_address,
+    unmap_mem,
+)
 
 __version__ = "0.1.0"
 
@@ -116,25 +180,47 @@ __all__ = [
     "GRANULE_BYTES",
     "QUICK_TO_COMPILE",
     "QUICK_TO_RUN",
+    "AllocatorOptions",
     "AscendError",
+    "CacheOutOfMemory",
+    "CachingAllocator",
     "CardState",
     "ChipSpec",
     "Code",
+    "CoreMemory",
     "Cost",
     "EventFlag",
+    "FreedInUse",
+    "GlobalTensor",
+    "IpcExports",
+    "LocalBuffer",
+    "LocalTensor",
     "MallocPolicy",
+    "MemAttr",
+    "MemoryReport",
+    "OutOfMemory",
+    "PagedCache",
     "ParameterError",
+    "PolicyFlag",
+    "PoolReuse",
+    "PoolStats",
     "Program",
     "Reach",
     "Schedule",
     "Status",
     "Tensor",
+    "alloc_local",
+    "cache_alloc",
+    "cache_free",
+    "caching_allocator",
+    "can_access_peer",
     "capture_begin",
     "capture_end",
     "capture_info",
     "chip",
     "chips",
     "clear_error",
+    "core_memory",
     "create_context",
     "create_event",
     "create_event_ex_with_flag",
@@ -150,8 +236,11 @@ __all__ = [
     "destroy_stream_force",
     "device_info",
     "device_task_abort",
+    "disable_peer_access",
     "download",
     "earliest_thread",
+    "empty_cache",
+    "enable_peer_access",
     "end_thread",
     "event_available_count",
     "event_elapsed_ms",
@@ -162,33 +251,68 @@ __all__ = [
     "flash_attention",
     "free",
     "free_host",
+    "free_local",
+    "free_pages",
+    "free_physical",
+    "freed_in_use",
     "get_context",
     "hbm_peak_bytes",
     "host_read",
+    "host_register",
     "host_time_ns",
+    "host_unregister",
     "host_work",
     "host_write",
     "init",
     "inject_fault",
     "insight",
+    "ipc_allow",
+    "ipc_close",
+    "ipc_export",
+    "ipc_import",
     "join_thread",
     "kernel_cost",
+    "kv_extend",
+    "kv_free",
+    "kv_slots",
     "last_code",
     "launch",
     "launch_callback",
     "load_chip_file",
     "load_program",
     "malloc",
+    "malloc_align32",
     "malloc_host",
+    "malloc_pageable",
+    "malloc_physical",
+    "map_mem",
+    "mem_allocation_granularity",
     "mem_get_info",
+    "mem_pool_alloc",
+    "mem_pool_create",
+    "mem_pool_destroy",
+    "mem_pool_free",
+    "mem_pool_set_release_threshold",
+    "mem_pool_stats",
+    "mem_pool_trim",
     "memcpy",
+    "memcpy2d",
+    "memcpy2d_async",
     "memcpy_async",
+    "memcpy_peer",
+    "memory_report",
+    "memory_snapshot",
+    "memory_stats",
     "memset",
     "memset_async",
     "notify_batch_reset",
     "notify_id",
     "ops",
+    "out_of_memory",
+    "paged_cache",
+    "parse_allocator_options",
     "peak_flops",
+    "peer_access_status",
     "primary_context_state",
     "process_report",
     "program_from_rows",
@@ -198,9 +322,13 @@ __all__ = [
     "raise_if_error",
     "record_event",
     "record_notify",
+    "record_stream",
+    "release_mem_address",
+    "reserve_mem_address",
     "reset_device",
     "reset_device_force",
     "reset_event",
+    "reset_peak_memory_stats",
     "save_program",
     "set_context",
     "set_device",
@@ -224,6 +352,7 @@ __all__ = [
     "synchronize_stream",
     "tensor",
     "thread_time_ns",
+    "unmap_mem",
     "unsubscribe_report",
     "upload",
     "use_thread",

@@ -10,6 +10,12 @@ EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 PROMISES = {
     "quickstart.py": ["max |error| against float64", "# kernel"],
     "jit_pipeline.py": ["traced 1 time(s)", "2200 MHz: attention"],
+    "memory_pool.py": [
+        "malloc and free        pool",
+        "fragmentation, %",
+        "the pool reserved 74 MiB and used at most 50 MiB",
+    ],
+    "kv_cache_paging.py": ["code 207001, 0 pages free", "8 pages free", "lies in slot 1752 and holds 98"],
     "multi_stream_heads.py": ["heads at a time: 6", "cube 0-2"],
 }
 

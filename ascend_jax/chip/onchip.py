@@ -12,7 +12,7 @@ from ascend_jax.chip.spec import ChipSpec
 
 LEVELS = ("L1", "L0A", "L0B", "L0C", "UB", "L2")  # of one core, except L2, which the card shares
 _FIELD = {level: f"{level.lower()}_bytes" for level in LEVELS}
-_ALIGN_BYTES = {"L1": 32, "L0A": 512, "L0B": 512, "L0C": 512, "UB": 32, "L2": 512}
+ALIGN_BYTES = {"L1": 32, "L0A": 512, "L0B": 512, "L0C": 512, "UB": 32, "L2": 512}
 _INT32_MAX = 2**31 - 1
 
 
@@ -79,11 +79,11 @@ def place(spec: ChipSpec, buffers: Sequence[Buffer]) -> OnChipPlan:
     offsets = []
     for buffer in buffers:
         offsets.append(free[buffer.level])
-        align = _ALIGN_BYTES[buffer.level]
+        align = ALIGN_BYTES[buffer.level]
         step = -(-buffer.size_bytes // align) * align * buffer.copies
         free[buffer.level] = _saturating_add(free[buffer.level], step)
     used = _stack([free[level] for level in LEVELS])
-    capacity = _stack([_as_int32(spec[_FIELD[level]]) for level in LEVELS])
+    capacity = _stack([capacity_bytes(spec, level) for level in LEVELS])
     return OnChipPlan(
         offset_bytes=_stack(offsets),
         size_bytes=_stack([buffer.size_bytes for buffer in buffers]),
@@ -92,6 +92,11 @@ def place(spec: ChipSpec, buffers: Sequence[Buffer]) -> OnChipPlan:
         fits=(used <= capacity).all(-1),
         buffers=tuple((buffer.level, buffer.name, buffer.copies) for buffer in buffers),
     )
+
+
+def capacity_bytes(spec: ChipSpec, level: str) -> Any:
+    """What a level of a chip holds, int32 `[...]` with the batch axes of `spec`."""
+    return _as_int32(spec[_FIELD[level]])
 
 
 def require(plan: OnChipPlan) -> OnChipPlan:

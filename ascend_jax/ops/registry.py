@@ -17,7 +17,7 @@ from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.kernels import Argument, Cost, Executor, KernelSpec
 from ascend_jax.runtime.launch import load_kernel
-from ascend_jax.runtime.memory import Range, byte_range
+from ascend_jax.runtime.ranges import Range, byte_range
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import note

@@ -9,7 +9,7 @@ import numpy as np
 
 from ascend_jax.runtime.codes import Code, ParameterError
 from ascend_jax.runtime.kernels import Argument, require_plain
-from ascend_jax.runtime.memory import byte_range
+from ascend_jax.runtime.ranges import byte_range
 
 
 @jax.tree_util.register_dataclass

@@ -1,6 +1,7 @@
 """The value plane's memory: real bytes, moved in chunks, one flat address space for HBM and pinned host memory."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ from jax import lax
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.layout import GRANULE_SHIFT
 from ascend_jax.runtime.loop import settle_loop
-from ascend_jax.runtime.memory import Range
+from ascend_jax.runtime.ranges import Range
 from ascend_jax.runtime.state import CHUNK_BYTES, CardState
 
 
@@ -57,6 +58,37 @@ def move(
         return state[0] < tables[1]
 
     return settle_loop(has_more, step, (to, nbytes, sources), (jnp.int32(0), target))[1]
+
+
+ROW_CHUNK_BYTES = 1 << 12  # rows of a 2-D copy are shorter than what a plain copy moves
+
+
+class Rows(NamedTuple):
+    """Rows of equal width in memory: the shape of one side of a 2-D copy. int32 scalars."""
+
+    first: jax.Array  # index of the first byte
+    pitch: jax.Array  # bytes from one row to the next
+    width: jax.Array  # bytes
+    rows: jax.Array  # how many; 0: nothing is moved
+
+
+def move_rows(target: jax.Array, to: Rows, source: jax.Array, start: Rows) -> jax.Array:
+    """Return ``target`` with the rows ``to`` read from the rows ``start`` of ``source``; what lies between stays."""
+
+    def step(tables: tuple, state: tuple) -> tuple:
+        (to, start, source), (row, done, target) = tables, state
+        there, here = (each.first + row * each.pitch + done for each in (to, start))
+        old = lax.dynamic_slice(target, (there,), (ROW_CHUNK_BYTES,), allow_negative_indices=False)
+        new = lax.dynamic_slice(source, (here,), (ROW_CHUNK_BYTES,), allow_negative_indices=False)
+        new = jnp.where(jnp.arange(ROW_CHUNK_BYTES) < to.width - done, new, old)
+        target = lax.dynamic_update_slice(target, new, (there,), allow_negative_indices=False)
+        is_over = done + ROW_CHUNK_BYTES >= to.width
+        return row + is_over, jnp.where(is_over, 0, done + ROW_CHUNK_BYTES), target
+
+    def has_more(tables: tuple, state: tuple) -> jax.Array:
+        return state[0] < tables[0].rows
+
+    return settle_loop(has_more, step, (to, start, source), (jnp.int32(0), jnp.int32(0), target))[2]
 
 
 def read_chunk(sources: tuple, done: jax.Array) -> jax.Array:

@@ -35,11 +35,13 @@ class Code(enum.IntEnum):
     RT_STREAM_CAPTURE_CONFLICT = 107032
     RT_STREAM_CAPTURE_UNMATCHED = 107036
     RT_STREAM_CAPTURE_WRONG_THREAD = 107038
+    RT_CAPTURE_MODE_BLOCK_ASYNC = 107041
     PARAM_NULLPTR = 161001
     PARAM_INVALID = 161002
     FEATURE_NOT_SUPPORT = 207000
     MEMORY_ALLOCATION = 207001
     RESOURCE_ALLOC_FAIL = 207005
+    NO_PERMISSION = 207006
     NO_EVENT_RESOURCE = 207007
     NO_NOTIFY_RESOURCE = 207009
     RT_INTERNAL_ERROR = 507000
@@ -56,6 +58,8 @@ class Code(enum.IntEnum):
     RT_DEVICE_MEM_ERROR = 507053
     RT_HBM_MULTI_BIT_ECC_ERROR = 507054
     RT_STREAM_CAPTURE_INVALIDATED = 507903
+    HOST_MEMORY_ALREADY_REGISTERED = 507910
+    HOST_MEMORY_NOT_REGISTERED = 507911
     INNER_TILING = 561002
     TABLE_FULL = 900001
     NO_BYTES_BEHIND = 900002
@@ -83,7 +87,7 @@ EXPLANATIONS: dict[int, Explanation] = {
     Code.RT_PARAM_INVALID: Explanation(
         "ACL_ERROR_RT_PARAM_INVALID",
         "a handle, range or value does not exist: unknown or freed pointer, bytes past the end of an allocation, "
-        "a destroyed event or context, a priority above 7",
+        "a copy onto part of itself, a destroyed event or context, a priority above 7",
         "pass a live handle and a documented value; keep offset + bytes inside the allocation",
     ),
     Code.RT_INVALID_DEVICEID: Explanation(
@@ -192,6 +196,11 @@ EXPLANATIONS: dict[int, Explanation] = {
         "the capture was ended by another thread than the one that began it",
         "end it in the thread that began it, or begin it in relaxed mode",
     ),
+    Code.RT_CAPTURE_MODE_BLOCK_ASYNC: Explanation(
+        "ACL_ERROR_RT_CAPTURE_MODE_BLOCK_ASYNC",
+        "an asynchronous copy in a captured stream touches pageable host memory, for which the host would have to wait",
+        "use memory of malloc_host, or pin it with host_register before the capture",
+    ),
     Code.RT_INTERNAL_ERROR: Explanation(
         "ACL_ERROR_RT_INTERNAL_ERROR",
         "the runtime met a state that it has no better code for, such as an event without any record",
@@ -262,6 +271,16 @@ EXPLANATIONS: dict[int, Explanation] = {
         "the captured stream takes no more commands: it or the device has failed during the capture",
         "see what failed first, and capture again",
     ),
+    Code.HOST_MEMORY_ALREADY_REGISTERED: Explanation(
+        "ACL_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+        "the host memory is pinned already: it was registered before, or comes from malloc_host",
+        "register memory once, or unregister it first",
+    ),
+    Code.HOST_MEMORY_NOT_REGISTERED: Explanation(
+        "ACL_ERROR_HOST_MEMORY_NOT_REGISTERED",
+        "the host memory was never registered, or was unregistered before",
+        "register it first; memory of malloc_host is only freed, with free_host",
+    ),
     Code.PARAM_NULLPTR: Explanation(
         "ACLNN_ERR_PARAM_NULLPTR",
         "a required operator buffer is the null pointer",
@@ -286,6 +305,11 @@ EXPLANATIONS: dict[int, Explanation] = {
         "ACL_ERROR_RT_RESOURCE_ALLOC_FAIL",
         "all stream slots are in use",
         "destroy a stream, or give init a larger max_streams (the product's limit is in aj.chip(...)['max_streams'])",
+    ),
+    Code.NO_PERMISSION: Explanation(
+        "ACL_ERROR_RT_NO_PERMISSION",
+        "the process may not do this, for example import memory that was exported to others only",
+        "let the exporting process allow its pid first, or export without the check",
     ),
     Code.NO_EVENT_RESOURCE: Explanation(
         "ACL_ERROR_RT_NO_EVENT_RESOURCE",

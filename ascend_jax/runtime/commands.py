@@ -20,10 +20,11 @@ from ascend_jax.runtime.layout import (
     Operand,
     Phase,
     Resource,
+    StatusWord,
     Stream,
     Time,
 )
-from ascend_jax.runtime.memory import Range
+from ascend_jax.runtime.ranges import Range
 from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, put_row, with_entries
 from ascend_jax.runtime.state import CardState, CommandTable
 from ascend_jax.runtime.status import first_failing
@@ -95,9 +96,9 @@ def refusal(card: CardState, slot: jax.Array) -> jax.Array:
 
     The device is lost, the stream stops on failure and has failed, or nothing will ever make room in its queue.
     """
-    entry, device = get_row(card.streams, slot), card.device
+    entry = get_row(card.streams, slot)
     stopped = jnp.where(entry[Stream.STOPS] == 1, entry[Stream.ERROR], Code.SUCCESS)
-    return first_failing(device[Device.ERROR], stopped, device[Device.REFUSES])
+    return first_failing(card.device[Device.ERROR], stopped, card.status[StatusWord.REFUSES])
 
 
 def enqueue(card: CardState, command: Command, code: jax.Array) -> tuple[CardState, jax.Array]:

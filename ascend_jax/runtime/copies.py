@@ -11,15 +11,17 @@ from ascend_jax.runtime.advance import Goal
 from ascend_jax.runtime.capture_rules import illegal_blocking
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, at_least_1ns, enqueue, host_stream, operand_rows
-from ascend_jax.runtime.edge import Site, stage, verb
+from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.handles import find_stream, has_context
 from ascend_jax.runtime.host import spend
-from ascend_jax.runtime.layout import Field, Kind, Resource
-from ascend_jax.runtime.memory import Range, byte_range, is_live
-from ascend_jax.runtime.rows import Number
+from ascend_jax.runtime.layout import Field, HeapEntry, HeapFlag, HeapWord, Kind, Resource, Stream
+from ascend_jax.runtime.memory import is_live
+from ascend_jax.runtime.ranges import Range, byte_range, granules, is_empty, overlaps
+from ascend_jax.runtime.rows import Number, get_row
 from ascend_jax.runtime.state import CardState
-from ascend_jax.runtime.status import first_code, first_failing
+from ascend_jax.runtime.status import first_code, first_failing, last_code
 from ascend_jax.runtime.synchronize import make_room, settle
+from ascend_jax.runtime.translation import translate
 
 PIECE = (64 << 20) // layout.GRANULE_BYTES  # granules
 
@@ -65,23 +67,54 @@ def transfer(card: CardState, place: Range, to_host: jax.Array, from_host: jax.A
     }
 
 
-@stage(static=("is_blocking",))
-def _copy(card: CardState, dst: Range, src: Range, stream: Number, site: Number, *, is_blocking: bool) -> CardState:
-    dst, src = dst.as_int32(), src.as_int32()
-    to_host, from_host = dst.pointer < layout.NULL, src.pointer < layout.NULL
-    code, slot = find_queue(card, stream, is_blocking)
-    if not is_blocking:
-        code = first_failing(code, first_code((to_host & from_host, Code.FEATURE_NOT_SUPPORT)))
-    code = first_failing(code, check_range(card, dst), check_range(card, src))
+@stage(static=("is_blocking", "is_traced"))
+def _copy(
+    card: CardState, dst: Range, src: Range, stream: Number, site: Number, *, is_blocking: bool, is_traced: bool = False
+) -> CardState:
+    dst, src = translate(card, dst), translate(card, src)
+    code, slot = check_copy(card, dst, src, stream, is_blocking, is_traced)
     same = (dst.pointer == src.pointer) & (dst.offset == src.offset)
-    moving = transfer(card, dst, to_host, from_host)
+    moving = transfer(card, dst, dst.pointer < layout.NULL, src.pointer < layout.NULL)
     command = Command(Kind.COPY, slot, operands=operand_rows(dst, src), writes=1 << 0, reads=1 << 1, **moving)
     return submit(card, command, code, is_empty(dst) | same, site, is_blocking)[0]
 
 
+def check_copy(
+    card: CardState, dst: Range, src: Range, stream: Number, is_blocking: bool, is_traced: bool
+) -> tuple[jax.Array, Number]:
+    """Return (code, slot) of a copy between two ranges in normal form."""
+    to_host, from_host = dst.pointer < layout.NULL, src.pointer < layout.NULL
+    code, slot = find_queue(card, stream, is_blocking)
+    if not is_blocking:
+        code = first_failing(code, first_code((to_host & from_host, Code.FEATURE_NOT_SUPPORT)))
+        is_pageable = is_pageable_at(card, dst) | is_pageable_at(card, src)
+        is_captured = get_row(card.streams, jnp.asarray(slot))[Stream.CAPTURE] != layout.Capture.NONE
+        code = first_failing(
+            code,
+            first_code(
+                (is_pageable & is_captured, Code.RT_CAPTURE_MODE_BLOCK_ASYNC),
+                (is_pageable & is_traced, Code.FEATURE_NOT_SUPPORT),
+            ),
+        )
+    same = (dst.pointer == src.pointer) & (dst.offset == src.offset)
+    ranges = first_failing(check_range(card, dst), check_range(card, src))
+    overlap = first_code((overlaps(dst, src) & ~same, Code.RT_PARAM_INVALID))
+    return first_failing(code, ranges, overlap), slot
+
+
+def is_pageable_at(card: CardState, place: Range) -> jax.Array:
+    """Return whether a range lies in host memory that is not pinned."""
+    blocks = card.host.blocks
+    ahead = place.pointer - blocks[HeapEntry.START]
+    is_it = (blocks[HeapEntry.START] <= place.pointer) & (ahead < blocks[HeapEntry.SIZE])
+    is_unpinned = (blocks[HeapEntry.FLAGS] & (HeapFlag.PAGEABLE | HeapFlag.REGISTERED)) == HeapFlag.PAGEABLE
+    live = jnp.arange(blocks.shape[1]) < card.host.words[HeapWord.COUNT]
+    return (live & is_it & is_unpinned).any() & (place.pointer < layout.NULL)
+
+
 @stage(static=("is_blocking",))
 def _set(card: CardState, dst: Range, value: Number, stream: Number, site: Number, *, is_blocking: bool) -> CardState:
-    dst = dst.as_int32()
+    dst = translate(card, dst)
     to_host = dst.pointer < layout.NULL
     code, slot = find_queue(card, stream, is_blocking)
     code = first_failing(code, check_range(card, dst))
@@ -97,16 +130,6 @@ def find_queue(card: CardState, stream: Number, is_blocking: bool) -> tuple[jax.
         return find_stream(card, stream)
     code = first_code((~has_context(card), Code.RT_CONTEXT_NULL))
     return first_failing(code, illegal_blocking(card)), host_stream(card)
-
-
-def granules(place: Range) -> jax.Array:
-    """Return the length in granules, rounded up."""
-    return place.whole + (place.rest > 0)
-
-
-def is_empty(place: Range) -> jax.Array:
-    """Return whether a range has no bytes."""
-    return (place.whole == 0) & (place.rest == 0)
 
 
 def submit(
@@ -146,7 +169,8 @@ def memcpy(
       site: Call site, filled in by the runtime.
 
     Returns:
-      The card. Status 100000 for a null pointer, 107000 for a range outside every live block or a negative count.
+      The card. Status 100000 for a null pointer, 107000 for a range outside every live block, a negative count, or two
+      ranges of which one begins inside the other.
     """
     card = make_room(card, site)
     to, start = byte_range(dst, dst_offset, nbytes), byte_range(src, src_offset, nbytes)
@@ -166,13 +190,32 @@ def memcpy_async(
     src_offset: Number = 0,
     site: Site = None,
 ) -> CardState:
-    """Queue a copy in ``stream`` (``aclrtMemcpyAsync``); host memory must be pinned (``malloc_host``).
+    """Queue a copy in ``stream`` (``aclrtMemcpyAsync``).
+
+    Between device and pinned host memory (``malloc_host``) the call returns at once. With pageable host memory
+    (``malloc_pageable``) it waits for the stream and the copy, as CANN does; under ``jit``, where no call can wait for
+    what depends on a pointer, it answers 207000, and 107041 in a captured stream.
 
     Status as :func:`memcpy`, and 107003 for an unknown stream, 207000 for host to host.
     """
     card = make_room(card, site, stream)
     to, start = byte_range(dst, dst_offset, nbytes), byte_range(src, src_offset, nbytes)
-    return _copy(card, to, start, stream, site, is_blocking=False)
+    is_traced = concrete(card.host.words) is None
+    card = _copy(card, to, start, stream, site, is_blocking=False, is_traced=is_traced)
+    return wait_if_pageable(card, (dst, src), stream, site)
+
+
+def wait_if_pageable(card: CardState, pointers: tuple[Number, Number], stream: Number, site: Site) -> CardState:
+    """Block the host until the stream is done if a copy just queued in it touches pageable memory."""
+    known = [concrete(jnp.asarray(pointer)) for pointer in pointers]
+    flags = concrete(card.host.blocks[..., HeapEntry.FLAGS, :])
+    if flags is None or not (flags & HeapFlag.PAGEABLE).any() or any(pointer is None for pointer in known):
+        return card
+    if not any(bool(is_pageable_at(card, byte_range(pointer, 0, 1).as_int32())) for pointer in pointers):
+        return card
+    if int(last_code(card)) != Code.SUCCESS:
+        return card
+    return settle(card, Goal(stream=find_stream(card, stream)[1]), site)
 
 
 @verb

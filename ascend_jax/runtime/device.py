@@ -10,13 +10,14 @@ from ascend_jax.runtime.advance import ALL_STREAMS, Goal
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import answer
 from ascend_jax.runtime.contexts import PRIMARY, make_current, open_context, remove_contexts
-from ascend_jax.runtime.drops import drop
+from ascend_jax.runtime.drops import drop, vacate
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.handles import has_context
-from ascend_jax.runtime.layout import Context, Device, HeapEntry, HeapWord, Stream
-from ascend_jax.runtime.memory import FAR, mem_get_info
+from ascend_jax.runtime.heap import emptied
+from ascend_jax.runtime.layout import Context, Device, Pool, Stream
+from ascend_jax.runtime.memory_info import mem_get_info
 from ascend_jax.runtime.rows import Number, with_entries
-from ascend_jax.runtime.state import CardState, Heap
+from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
 from ascend_jax.runtime.streams import GREATEST_PRIORITY, LEAST_PRIORITY, drain, streams_free
 from ascend_jax.runtime.synchronize import look
@@ -39,24 +40,22 @@ def _plan_reset(card: CardState, site: Number, *, is_forced: bool) -> tuple:
     return answer(card, code, site, layout.NONE)[0], left
 
 
-def _emptied(heap: Heap) -> Heap:
-    blocks = with_entries(jnp.zeros_like(heap.blocks), {HeapEntry.START: FAR})
-    return Heap(blocks, with_entries(heap.words, {HeapWord.COUNT: 0, HeapWord.USED: 0}))
-
-
 @stage
 def _finish_reset(card: CardState, left: jax.Array) -> CardState:
     is_last = left == 0
     card = remove_contexts(card, jnp.broadcast_to(is_last, card.contexts.shape[:1]))
     users = jnp.where(left == layout.NONE, card.device[Device.USERS], left)
     error = jnp.where(is_last, Code.SUCCESS, card.device[Device.ERROR])
+    peers = jnp.where(is_last, 0, card.device[Device.PEERS])
     failures = jnp.where(is_last, Code.SUCCESS, card.streams[:, Stream.ERROR])  # the host's own stream stays
     return dataclasses.replace(
         card,
-        hbm=jax.tree.map(lambda empty, old: jnp.where(is_last, empty, old), _emptied(card.hbm), card.hbm),
+        hbm=jax.tree.map(lambda empty, old: jnp.where(is_last, empty, old), emptied(card.hbm), card.hbm),
         streams=with_entries(card.streams, {Stream.ERROR: failures}),
         values=jnp.where(is_last, 0, card.values),
-        device=with_entries(card.device, {Device.USERS: users, Device.ERROR: error}),
+        pools=vacate(card.pools, jnp.broadcast_to(is_last, card.pools.shape[:1]), {}, Pool),
+        virtual=jnp.where(is_last, 0, card.virtual),
+        device=with_entries(card.device, {Device.USERS: users, Device.ERROR: error, Device.PEERS: peers}),
     )
 
 

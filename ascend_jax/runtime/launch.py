@@ -15,11 +15,13 @@ from ascend_jax.runtime.handles import find_stream
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.kernels import Cost, Executor, KernelSpec
 from ascend_jax.runtime.layout import GRANULE_BYTES, Field, Kind, Operand, Resource
-from ascend_jax.runtime.memory import Range, byte_range, is_live
+from ascend_jax.runtime.memory import is_live
+from ascend_jax.runtime.ranges import Range, byte_range
 from ascend_jax.runtime.rows import Number, put_row
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_failing
 from ascend_jax.runtime.synchronize import make_room
+from ascend_jax.runtime.translation import translate
 
 
 def load_kernel(card: CardState, spec: KernelSpec) -> tuple[CardState, int]:
@@ -36,6 +38,8 @@ def _launch(
     workspace = jnp.asarray(workspace, jnp.int32)
     scratch = byte_range(workspace, 0, executor.workspace_bytes).as_int32()
     operands = put_row(executor.operands, layout.WORKSPACE, jnp.stack(scratch[: len(Operand)]))
+    places = translate(card, Range(*(operands[:, column] for column in Operand)))
+    operands = jnp.stack(places[: len(Operand)], axis=-1)
     uses_workspace = executor.workspace_bytes > 0
     code, slot = find_stream(card, stream)
     code = first_failing(code, status.first_code((uses_workspace & (workspace == layout.NULL), Code.PARAM_NULLPTR)))

@@ -12,6 +12,9 @@ letter what it counts
 ``X``  context slots
 ``H``  host threads
 ``F``  planned faults
+``G``  frees that are remembered
+``L``  memory pools
+``W``  reservations of virtual addresses and mappings
 ``C``  cells: E + T + V + (S + 1) + H int64 variables, of events, notifies, values, streams' and threads' callbacks
 ``N``  rows of the command table; row ``N`` is the trash row
 ``P``  operands of a command (:data:`OPERANDS`)
@@ -29,6 +32,9 @@ GRANULE_SHIFT = 6  # a shift divides: XLA's signed division by a constant is ten
 GRANULE_BYTES = (
     1 << GRANULE_SHIFT
 )  # pointers and sizes count granules; aclrtMalloc aligns to 64 bytes (CANN, aclrtMalloc)
+PAGE = 4096 // GRANULE_BYTES  # page sizes of device memory, in granules
+HUGE_PAGE = (2 << 20) // GRANULE_BYTES
+GIANT_PAGE = (1 << 30) // GRANULE_BYTES
 NULL = 0  # the null pointer
 HBM_BASE = (2 << 20) // GRANULE_BYTES  # the first huge page of the address space is the null page
 HOST_BASE = -(2**31) + 1  # pinned host memory has negative pointers, so a direction shows in the addresses
@@ -160,7 +166,16 @@ class Field(enum.IntEnum):
     LIMIT = BLOCKS + 22  # which unit bounds the time
     SITE = BLOCKS + 23  # call site
     POSITION = BLOCKS + 24  # running number in its stream's queue
-    SCALARS = BLOCKS + 25  # first of SCALARS columns: bits of a kernel's float32 arguments
+    SCALARS = BLOCKS + 25  # first of SCALARS columns: bits of a kernel's float32 arguments; of a 2-D copy, Pitch
+
+
+class Pitch(enum.IntEnum):
+    """What the SCALARS columns of a 2-D copy hold, in bytes; all are 0 for other copies."""
+
+    DST = 0
+    SRC = 1
+    WIDTH = 2
+    ROWS = 3  # how many
 
 
 SCALARS = 4  # float arguments that a kernel can have
@@ -291,15 +306,15 @@ class Device(enum.IntEnum):
 
     USERS = 0  # set_device calls less reset_device calls
     ERROR = 1  # code with which the device was lost, sticky
-    REFUSES = 2  # 0, or why the call under way gets no room in its queue
-    THREAD = 3  # current host thread
-    CONTEXT = 4  # its current context slot, or NONE
-    INSTANTS = 5  # instants at which something happened
-    OP_TIMEOUT_HI = 6  # of kernels; 0, 0: none; NONE: the chip's
-    OP_TIMEOUT_LO = 7
-    WAIT_TIMEOUT_HI = 8  # of waits, 0: none
-    WAIT_TIMEOUT_LO = 9
-    RETIRED = 10  # commands that have left their streams
+    THREAD = 2  # current host thread
+    CONTEXT = 3  # its current context slot, or NONE
+    INSTANTS = 4  # instants at which something happened
+    OP_TIMEOUT_HI = 5  # of kernels; 0, 0: none; NONE: the chip's
+    OP_TIMEOUT_LO = 6
+    WAIT_TIMEOUT_HI = 7  # of waits, 0: none
+    WAIT_TIMEOUT_LO = 8
+    RETIRED = 9  # commands that have left their streams
+    PEERS = 10  # bit d: access to device d is enabled
 
 
 class Clock(enum.IntEnum):
@@ -321,16 +336,52 @@ class StatusWord(enum.IntEnum):
     SITE = 3  # call site of it
     LAST = 4  # code of the latest call
     CALLS = 5  # calls made
+    REFUSES = 6  # 0, or why the call under way gets no room in its queue
 
 
 class HeapEntry(enum.IntEnum):
-    """Columns of ``Heap.blocks`` [M, len(HeapEntry)], sorted by START; unused rows start at the far end."""
+    """Rows of ``Heap.blocks`` [len(HeapEntry), M], sorted by START; unused columns start at the far end."""
 
     START = 0  # granule
     SIZE = 1  # granules taken, whole pages
     ASKED = 2  # whole granules asked for
     REST = 3  # bytes asked for beyond them, 0..63
     SITE = 4  # call site of the allocation
+    BORN = 5  # commands enqueued before it was allocated; of an idle block of a pool, before it was given back
+    FLAGS = 6  # HeapFlag bits
+
+
+class HeapFlag(enum.IntFlag):
+    """Bits of ``HeapEntry.FLAGS``."""
+
+    PAGEABLE = 1  # ordinary host memory
+    REGISTERED = 2  # ordinary host memory that was pinned later
+    POOL = 4  # of a memory pool
+    IDLE = 8  # kept by its pool, used by nobody
+    SHARED = 16  # exported to other processes
+    PHYSICAL = 32  # allocated to be mapped
+    CONDEMNED = 64  # freed while mapped: goes when it is unmapped
+
+
+POOL_SHIFT = 8  # above it: slot of the pool, 8 bits
+STREAM_SHIFT = 16  # above it: slot of the stream in whose order a block of a pool was given back
+
+
+class Virtual(enum.IntEnum):
+    """Columns of ``CardState.virtual`` [W, len(Virtual)]: reserved virtual addresses, and what is mapped there."""
+
+    KIND = 0  # VirtualKind
+    START = 1  # granule
+    SIZE = 2
+    PHYSICAL = 3  # granule behind the first one, of a mapping
+
+
+class VirtualKind(enum.IntEnum):
+    """What a row of ``CardState.virtual`` is."""
+
+    NONE = 0
+    RESERVATION = 1
+    MAPPING = 2
 
 
 class HeapWord(enum.IntEnum):
@@ -341,3 +392,39 @@ class HeapWord(enum.IntEnum):
     PEAK = 2  # most granules ever used
     BASE = 3  # first granule
     END = 4  # granule past the last
+    IDLE = 5  # granules kept by pools and used by nobody
+    SHORT_WHOLE = 6  # the latest allocation that did not fit: granules asked for ...
+    SHORT_REST = 7  # ... and bytes beyond them,
+    SHORT_FREE = 8  # granules free then,
+    SHORT_LARGEST = 9  # in the longest free run then,
+    SHORT_IDLE = 10  # kept by pools and used by nobody then,
+    SHORT_SITE = 11  # and its call site
+    SHORTAGES = 12  # allocations that did not fit
+
+
+class Pool(enum.IntEnum):
+    """Columns of ``CardState.pools`` [L, len(Pool)]: memory pools. Sizes are granules."""
+
+    ALIVE = 0
+    GENERATION = 1
+    LIMIT = 2  # most it may reserve
+    THRESHOLD = 3  # what it keeps when a stream is synchronized
+    RESERVED = 4
+    RESERVED_HIGH = 5
+    USED = 6
+    USED_HIGH = 7
+    REUSE = 8  # PoolReuse bits
+
+
+class Freed(enum.IntEnum):
+    """Columns of ``CardState.freed`` [G + 1, len(Freed)]: blocks given back; the last row holds their number."""
+
+    START = 0  # granule
+    ASKED = 1  # whole granules
+    REST = 2
+    SITE = 3  # call site of the allocation
+    FREE_SITE = 4
+    BORN = 5  # commands enqueued before it was allocated ...
+    SEQUENCE = 6  # ... and before it was given back
+    HOST_HI = 7  # when that was
+    HOST_LO = 8

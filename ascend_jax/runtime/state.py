@@ -16,13 +16,16 @@ from ascend_jax.runtime.layout import (
     Event,
     Fault,
     Field,
+    Freed,
     HeapWord,
     Operand,
     Phase,
+    Pool,
     StatusWord,
     Stream,
     Thread,
     Time,
+    Virtual,
 )
 
 CHUNK_BYTES = 1 << 16  # data moves in chunks of this size; the byte arrays carry one chunk of slack
@@ -49,7 +52,7 @@ class CommandTable:
 class Heap:
     """Live blocks of one memory, sorted by address, so that gaps are differences."""
 
-    blocks: jax.Array  # int32 [M, len(HeapEntry)], granules; unused rows start at 2**31 - 1
+    blocks: jax.Array  # int32 [len(HeapEntry), M], granules; unused columns start at 2**31 - 1
     words: jax.Array  # int32 [len(HeapWord)], granules
 
 
@@ -74,6 +77,9 @@ class CardState:
     contexts: jax.Array  # int32 [X, len(Context)]
     threads: jax.Array  # int32 [H, len(Thread)]
     faults: jax.Array  # int32 [F, len(Fault)]
+    freed: jax.Array  # int32 [G + 1, len(Freed)]
+    pools: jax.Array  # int32 [L, len(Pool)]
+    virtual: jax.Array  # int32 [W, len(Virtual)]
     device: jax.Array  # int32 [len(Device)]
     clock: jax.Array  # int32 [len(Clock)], the current thread's host time and the device's
     status: jax.Array  # int32 [len(StatusWord)]
@@ -105,6 +111,9 @@ def init(
     max_faults: int = 8,
     max_commands: int = 512,
     max_blocks: int = 256,
+    max_freed: int = 32,
+    max_pools: int = 4,
+    max_mappings: int = 8,
     donate: bool = False,
 ) -> CardState:
     """Return a card that has just been set up: empty memory, one default stream (handle 0), clock at 0.
@@ -122,6 +131,9 @@ def init(
       max_faults: Failures F that can be planned at one time.
       max_commands: Rows N of the command table, rounded up to a power of two; the timeline shows the latest N commands.
       max_blocks: Live allocations M per memory.
+      max_freed: Frees G that are remembered for :func:`freed_in_use`.
+      max_pools: Memory pools L.
+      max_mappings: Reservations of virtual addresses and mappings W.
       donate: If true, every call consumes the card that it is given and works in its buffers; otherwise old cards
         stay valid, and a call that changes memory contents copies them.
 
@@ -145,6 +157,9 @@ def init(
         "max_faults": (max_faults, 1, 1 << 16),
         "max_commands": (max_commands, 2, 1 << 22),
         "max_blocks": (max_blocks, 1, 1 << 20),
+        "max_freed": (max_freed, 1, 1 << 20),
+        "max_pools": (max_pools, 0, 1 << 8),
+        "max_mappings": (max_mappings, 1, 1 << 16),
         "hbm_backing_bytes": (hbm_backing_bytes, 0, (2**31 - 1) - CHUNK_BYTES),
         "host_backing_bytes": (host_backing_bytes, 0, (2**31 - 1) - CHUNK_BYTES),
     }
@@ -187,6 +202,9 @@ def init(
         contexts=jnp.array(contexts),
         threads=jnp.array(threads),
         faults=jnp.array(_filled(max_faults, {Fault.SEQUENCE: layout.NONE}, len(Fault))),
+        freed=jnp.zeros((max_freed + 1, len(Freed)), jnp.int32),
+        pools=jnp.zeros((max_pools, len(Pool)), jnp.int32),
+        virtual=jnp.zeros((max_mappings, len(Virtual)), jnp.int32),
         device=jnp.array(device),
         clock=jnp.zeros(len(layout.Clock), jnp.int32),
         status=jnp.array(status),
@@ -244,7 +262,7 @@ def _filled(rows: int, values: dict, columns: int) -> np.ndarray:
 def _empty_heap(max_blocks: int, base: int, end: jax.Array | int) -> Heap:
     blocks = _filled(max_blocks, {layout.HeapEntry.START: 2**31 - 1}, len(layout.HeapEntry))
     words = jnp.zeros(len(HeapWord), jnp.int32).at[HeapWord.BASE].set(base).at[HeapWord.END].set(end)
-    return Heap(blocks=jnp.array(blocks), words=words)
+    return Heap(blocks=jnp.array(blocks.T), words=words)
 
 
 def _empty_table(rows: int) -> CommandTable:

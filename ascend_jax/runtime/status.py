@@ -8,7 +8,8 @@ import numpy as np
 
 from ascend_jax.runtime import callsite, layout
 from ascend_jax.runtime.codes import EXPLANATIONS, AscendError, Code
-from ascend_jax.runtime.layout import Device, StatusWord
+from ascend_jax.runtime.layout import StatusWord
+from ascend_jax.runtime.memory_info import out_of_memory
 from ascend_jax.runtime.rows import Number, with_entries
 from ascend_jax.runtime.state import CardState, require_single
 
@@ -24,8 +25,7 @@ def note(card: CardState, code: jax.Array, site: int | jax.Array, stream: int | 
     )
     return dataclasses.replace(
         card,
-        status=jnp.concatenate([sticky, jnp.stack([code.astype(jnp.int32), word[StatusWord.CALLS] + 1])]),
-        device=with_entries(card.device, {Device.REFUSES: int(Code.SUCCESS)}),  # held for this call
+        status=jnp.concatenate([sticky, jnp.stack([code.astype(jnp.int32), word[StatusWord.CALLS] + 1, 0])]),
     )
 
 
@@ -97,12 +97,15 @@ def raise_if_error(card: CardState) -> None:
     """Raise on the host if any call on ``card`` has failed.
 
     Raises:
-      AscendError: With code, name, cause, remedy, and where the first failure happened.
+      AscendError: With code, name, cause, remedy, and where the first failure happened; for 207001 also with the
+        numbers and owners of :func:`ascend_jax.out_of_memory`.
     """
     now = status(card)
     if now.code != Code.SUCCESS:
         stream = f", stream {now.stream}" if now.stream != layout.NONE else ""
-        raise AscendError(now.code, f"call {now.call} at {now.site or 'unknown site'}{stream}")
+        shortage = out_of_memory(card) if now.code == Code.MEMORY_ALLOCATION else None
+        numbers = f" ({shortage})" if shortage else ""
+        raise AscendError(now.code, f"call {now.call} at {now.site or 'unknown site'}{stream}{numbers}")
 
 
 def clear_error(card: CardState) -> CardState:

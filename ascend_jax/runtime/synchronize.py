@@ -23,9 +23,11 @@ from ascend_jax.runtime.layout import (
     Event,
     Field,
     Phase,
+    StatusWord,
     Stream,
     Time,
 )
+from ascend_jax.runtime.pools import release_idle
 from ascend_jax.runtime.rows import Number, get_row, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
@@ -117,10 +119,10 @@ def make_room(card: CardState, site: Site, stream: Number = 0) -> CardState:
     return card if known is None or known == NONE else await_room(card, blocker)
 
 
-@stage
+@stage(reads=(), changes=("status",))
 def _refuse(card: CardState, is_stuck: jax.Array) -> CardState:
     refuses = jnp.where(is_stuck, int(Code.DEADLOCK), int(Code.SUCCESS))
-    return dataclasses.replace(card, device=with_entries(card.device, {Device.REFUSES: refuses}))
+    return dataclasses.replace(card, status=with_entries(card.status, {StatusWord.REFUSES: refuses}))
 
 
 def await_room(card: CardState, command: jax.Array) -> CardState:
@@ -194,7 +196,7 @@ def synchronize_stream(card: CardState, stream: Number, *, timeout_ms: Number = 
       every later call; 107027 while the stream is captured; 900003 if it can never finish (see ``deadlock_report``).
     """
     card, goal = _begin_stream(card, stream, timeout_ms, site)
-    return settle(card, goal, site)
+    return release_idle(settle(card, goal, site))
 
 
 @verb
@@ -217,4 +219,4 @@ def synchronize_device(card: CardState, *, timeout_ms: Number = -1, site: Site =
     Codes as :func:`synchronize_stream`; 107027 while anything is captured.
     """
     card, goal = _begin_device(card, timeout_ms, site)
-    return settle(card, goal, site)
+    return release_idle(settle(card, goal, site))

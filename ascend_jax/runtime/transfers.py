@@ -16,20 +16,21 @@ from ascend_jax.runtime import layout
 from ascend_jax.runtime.advance import Goal
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, host_stream, operand_rows
-from ascend_jax.runtime.copies import check_range, find_queue, is_empty, submit, transfer
+from ascend_jax.runtime.copies import check_range, find_queue, submit, transfer
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.kernels import Argument, from_bytes, require_plain, to_bytes
 from ascend_jax.runtime.layout import Kind
-from ascend_jax.runtime.memory import Range, byte_range
+from ascend_jax.runtime.ranges import Range, byte_range, is_empty
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing, last_code
 from ascend_jax.runtime.synchronize import look, make_room, settle
+from ascend_jax.runtime.translation import translate
 
 
 @stage
 def _pageable(card: CardState, place: Range, to_device: bool | jax.Array, site: Number) -> tuple:
-    place, to_device = place.as_int32(), jnp.asarray(to_device)
+    place, to_device = translate(card, place), jnp.asarray(to_device)
     on_host = place.pointer < layout.NULL
     code, slot = find_queue(card, layout.NONE, True)
     code = first_failing(code, first_code((on_host, Code.RT_PARAM_INVALID)), check_range(card, place))
@@ -52,9 +53,9 @@ def _raw(array: ArrayLike) -> tuple[np.ndarray | jax.Array, int]:
     return raw, raw.nbytes
 
 
-@stage
+@stage(reads=("virtual",), changes=("memory",))
 def _store(card: CardState, place: Range, array: jax.Array, code: jax.Array) -> CardState:
-    raw, place = to_bytes(array), place.as_int32()
+    raw, place = to_bytes(array), translate(card, place)
     index = hbm.first_byte(card, place.pointer, place.offset)
     index = jnp.where(code == Code.SUCCESS, index, 0)
     old = lax.dynamic_slice(card.memory, (index,), raw.shape)
@@ -62,12 +63,22 @@ def _store(card: CardState, place: Range, array: jax.Array, code: jax.Array) -> 
     return dataclasses.replace(card, memory=lax.dynamic_update_slice(card.memory, raw, (index,)))
 
 
-@stage(static=("argument",))
+@stage(static=("argument",), reads=("memory", "virtual"), changes=())
 def _load(card: CardState, place: Range, code: jax.Array, *, argument: Argument) -> tuple:
-    place = place.as_int32()
+    place = translate(card, place)
     index = hbm.first_byte(card, place.pointer, place.offset)
     raw = lax.dynamic_slice(card.memory, (jnp.where(code == Code.SUCCESS, index, 0),), (argument.nbytes,))
     return card, from_bytes(jnp.where(code == Code.SUCCESS, raw, jnp.zeros_like(raw)), argument)
+
+
+def load_bytes(card: CardState, place: Range, nbytes: int) -> jax.Array:
+    """Return the bytes of a backed range as they are now, uint8 [nbytes]."""
+    return _load(card, place, jnp.int32(Code.SUCCESS), argument=_argument((nbytes,), np.uint8))[1]
+
+
+def store_bytes(card: CardState, place: Range, raw: jax.Array) -> CardState:
+    """Return the card with the bytes of a backed range replaced at once."""
+    return _store(card, place, raw, jnp.int32(Code.SUCCESS))
 
 
 def _argument(shape: tuple[int, ...], dtype: object) -> Argument:
@@ -116,7 +127,7 @@ def download(
 
 @stage
 def _check_host(card: CardState, place: Range, site: Number) -> tuple:
-    place = place.as_int32()
+    place = translate(card, place)
     code = first_code((place.pointer > layout.NULL, Code.RT_PARAM_INVALID))
     code = first_failing(code, check_range(card, place))
     return answer(card, code, site, layout.NONE)

@@ -22,11 +22,12 @@ from ascend_jax.runtime.event_slots import busy_cells
 from ascend_jax.runtime.handles import find_stream, value_cell
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Change, Condition, Field, Kind
-from ascend_jax.runtime.memory import Range, byte_range
+from ascend_jax.runtime.ranges import Range, byte_range
 from ascend_jax.runtime.rows import Number, get_row, put_if
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import look, make_room
+from ascend_jax.runtime.translation import translate
 
 VALUE_BYTES = 8
 Words = tuple[Number, Number]  # high and low word of 64 bits
@@ -98,11 +99,11 @@ def _refresh(card: CardState, place: Range, slot: jax.Array, code: jax.Array) ->
     return dataclasses.replace(card, values=values, cells=cells)
 
 
-@stage(static=("kind",))
+@stage(static=("kind",), reads=("chip", "memory"))
 def _mark(
     card: CardState, place: Range, value: Words, stream: Number, condition: Number, site: Number, *, kind: Kind
 ) -> CardState:
-    place, condition = place.as_int32(), jnp.asarray(condition, jnp.int32)
+    place, condition = translate(card, place), jnp.asarray(condition, jnp.int32)
     is_write = kind == Kind.VALUE_WRITE
     code, slot = find_stream(card, stream)
     place_code, value_slot = _find(card, place)

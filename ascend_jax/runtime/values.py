@@ -21,9 +21,9 @@ from ascend_jax.runtime import bytes as hbm
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.edge import concrete, stage
 from ascend_jax.runtime.kernels import KernelSpec, to_bytes
-from ascend_jax.runtime.layout import Effect, Field, Kind, Operand, Phase, Time
+from ascend_jax.runtime.layout import Effect, Field, Kind, Operand, Phase, Pitch, Time
 from ascend_jax.runtime.loop import settle_loop
-from ascend_jax.runtime.memory import Range
+from ascend_jax.runtime.ranges import Range
 from ascend_jax.runtime.rows import get_row
 from ascend_jax.runtime.state import CHUNK_BYTES, CardState
 
@@ -123,9 +123,16 @@ def _apply(
     slot = jnp.arange(layout.OPERANDS)
     is_written = ((fields[Field.WRITES] >> slot) & 1).astype(bool) & (slot != layout.WORKSPACE)
     written = jnp.where(is_written & (position < due.total), get_row(due.nbytes, row), 0)
+    pitch = lax.dynamic_slice(fields, (Field.SCALARS,), (len(Pitch),))
+    is_rows = (fields[Field.KIND] == Kind.COPY) & (pitch[Pitch.ROWS] > 0)
+    rows_due = jnp.where(is_rows & (written[0] > 0), pitch[Pitch.ROWS], 0)
+    written = jnp.where(is_rows, 0, written)
     shadow = _compute(kernels, first_kernel, fields, index, jnp.where(is_end, 0, written), memories)
+    there = hbm.Rows(index[0], pitch[Pitch.DST], pitch[Pitch.WIDTH], jnp.where(is_end, 0, rows_due))
+    shadow = hbm.move_rows(shadow, there, memories.memory, there._replace(first=index[1], pitch=pitch[Pitch.SRC]))
     memory = _publish(memories.memory, shadow, index, jnp.where(is_end, written, 0))
-    return Memories(memory, shadow)
+    there = there._replace(rows=jnp.where(is_end, rows_due, 0))
+    return Memories(hbm.move_rows(memory, there, shadow, there), shadow)
 
 
 _apply_to_copies = jax.jit(_apply, static_argnums=0)

@@ -19,7 +19,7 @@ class MemoryCalls(Machine):
         self.host += max(0, duration)
 
     def malloc(self, nbytes: int, policy: int = 0) -> int:
-        code, pointer = self.hbm.malloc(nbytes, policy)
+        code, pointer = (self.has_context(), 0) if self.has_context() else self.hbm.malloc(nbytes, policy)
         self.spend("host_malloc_ns")
         self.answer(code)
         return pointer
@@ -121,6 +121,8 @@ class MemoryCalls(Machine):
         to_host, from_host = dst[0] < 0, src[0] < 0
         code = code or (NOT_SUPPORTED if to_host and from_host and handle is not None else SUCCESS)
         code = code or self.check(*dst, nbytes) or self.check(*src, nbytes)
+        if not code and dst != src and abs(self.index(*dst) - self.index(*src)) < nbytes:
+            code = RT_PARAM_INVALID
         if not code and nbytes and dst != src:
             first, last = self.index(*src), self.index(*src) + nbytes
             code, _ = self.enqueue(

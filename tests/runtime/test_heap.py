@@ -1,6 +1,6 @@
 """Device and pinned memory against the allocator twin: random sequences, eagerly, jitted, in lanes."""
 
-import random
+import json
 
 import chex
 import jax
@@ -10,48 +10,28 @@ import pytest
 
 import ascend_jax as aj
 from ascend_jax.runtime.layout import HeapEntry, HeapWord
-from tests.runtime.pages import HOST_FIRST, Pages
+from tests.runtime import heap_programs as programs
+from tests.runtime.heap_programs import (
+    FREE,
+    HBM_BYTES,
+    MALLOC,
+    MALLOC_HOST,
+    MAX_BLOCKS,
+    MIB,
+    PINNED_BYTES,
+    SLOTS,
+    card_answers,
+    draw,
+    run,
+    twin_run,
+)
 
-MIB = 1 << 20
-HBM_BYTES, PINNED_BYTES, MAX_BLOCKS = 64 * MIB, 1 << 16, 6
-SLOTS = 8  # pointers that a program remembers
-MALLOC, FREE, MALLOC_HOST, FREE_HOST = range(4)
-LENGTH = 40
+SEQUENCES = 400  # of tools/fuzz_memory.py, which runs any number
 
 
 @pytest.fixture(scope="module")
 def small_card():
-    chip = aj.chip("Ascend910B2").replace(hbm_bytes=HBM_BYTES)
-    return aj.init(chip, hbm_backing_bytes=0, host_backing_bytes=PINNED_BYTES, max_streams=1, max_events=1,
-                   max_commands=2, max_blocks=MAX_BLOCKS)  # fmt: skip
-
-
-def run(card, program):
-    """Run rows of (call, slot, bytes, policy); return the card and (pointer, code, words, blocks) after each."""
-
-    def malloc(card, pointer, nbytes, policy):
-        return aj.malloc(card, nbytes, policy, site=1)
-
-    def free(card, pointer, nbytes, policy):
-        return aj.free(card, pointer, site=2), jnp.int32(0)
-
-    def malloc_host(card, pointer, nbytes, policy):
-        return aj.malloc_host(card, nbytes, site=3)
-
-    def free_host(card, pointer, nbytes, policy):
-        return aj.free_host(card, pointer, site=4), jnp.int32(0)
-
-    def step(state, row):
-        card, pointers = state
-        call, slot, nbytes, policy = row
-        verbs = [malloc, free, malloc_host, free_host]
-        card, pointer = jax.lax.switch(call, verbs, card, pointers[slot], nbytes, policy)
-        keeps = (call == MALLOC) | (call == MALLOC_HOST)
-        pointers = pointers.at[slot].set(jnp.where(keeps, pointer, pointers[slot]))
-        return (card, pointers), (pointer, aj.last_code(card), card.hbm.words, card.hbm.blocks)
-
-    (card, _), seen = jax.lax.scan(step, (card, jnp.zeros(SLOTS, jnp.int32)), program)
-    return card, seen
+    return programs.small_card()
 
 
 @pytest.fixture(scope="module")
@@ -59,58 +39,37 @@ def jitted():
     return jax.jit(run)
 
 
-def draw(seed):
-    rng = random.Random(seed)
-    rows = []
-    for _ in range(LENGTH):
-        call = rng.choices([MALLOC, FREE, MALLOC_HOST, FREE_HOST], [6, 5, 2, 2])[0]
-        edges = [4064, 4065, MIB - 1, MIB, MIB + 1, 64, 0, -7]
-        size = rng.choice([rng.randrange(1, 9000), rng.randrange(1, 40 * MIB), *edges])
-        if call == MALLOC_HOST:
-            size = rng.choice([1, 64, 65, 20_000, 40_000, 70_000, 0, -1])
-        policy = rng.choice([0, 0, 1, 2, 3, 4, 5]) if rng.random() < 0.9 else rng.choice([-1, 6, 7, 8])
-        rows.append((call, rng.randrange(SLOTS), size, policy))
-    return np.array(rows, np.int32)
+@pytest.fixture(scope="module")
+def lanes():
+    return jax.jit(jax.vmap(run, in_axes=(None, 0)))
 
 
-def twin_run(program):
-    """The same on the twin, with the checks that any allocator must pass."""
-    hbm = Pages(2 * MIB, HBM_BYTES, MAX_BLOCKS, pad=32)
-    pinned = Pages(HOST_FIRST, HOST_FIRST + PINNED_BYTES, MAX_BLOCKS, paged=False)
-    pointers, seen = [0] * SLOTS, []
-    for call, slot, nbytes, policy in program.tolist():
-        pointer = 0
-        if call in (MALLOC, MALLOC_HOST):
-            code, pointer = hbm.malloc(nbytes, policy) if call == MALLOC else pinned.malloc(nbytes)
-            pointers[slot] = pointer
-        else:
-            code = (hbm if call == FREE else pinned).free(pointers[slot])
-        seen.append((pointer, code, hbm.used // 64, hbm.peak // 64, sorted(hbm.blocks.items())))
-    return seen
+def test_random_sequences_equal_the_twin(small_card, lanes):
+    drawn = np.stack([draw(seed) for seed in range(SEQUENCES)])
+    answers = card_answers(jax.device_get(lanes(small_card, drawn)[1]))
+    expected = np.stack([twin_run(program) for program in drawn])
+    wrong = np.argwhere((answers != expected).any(-1))
+    assert not len(wrong), (drawn[tuple(wrong[0])], answers[tuple(wrong[0])], expected[tuple(wrong[0])])
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_random_sequences_equal_the_twin(small_card, jitted, seed):
-    program = draw(seed)
-    _, (pointers, codes, words, blocks) = jax.device_get(jitted(small_card, program))
-    for row, (pointer, code, used, peak, live) in enumerate(twin_run(program)):
-        assert (pointers[row], codes[row]) == (pointer, code), (row, program[row])
-        assert words[row][[HeapWord.COUNT, HeapWord.USED, HeapWord.PEAK]].tolist() == [len(live), used, peak]
-        mine = blocks[row][: len(live)]
-        taken = mine[:, [HeapEntry.START, HeapEntry.SIZE]] * 64
-        asked = mine[:, HeapEntry.ASKED] * 64 + mine[:, HeapEntry.REST]
-        assert [(s, (t, a)) for (s, t), a in zip(taken.tolist(), asked.tolist(), strict=True)] == live
-        assert (taken[:-1].sum(1) <= taken[1:, 0]).all(), "blocks overlap or are out of order"
-        assert taken[:, 1].sum() == used * 64
+@pytest.mark.parametrize("seed", range(5))
+def test_live_blocks_stay_apart_and_bytes_are_conserved(small_card, jitted, seed):
+    _, (_, _, words, blocks) = jax.device_get(jitted(small_card, draw(1000 + seed)))
+    for word, block in zip(words, blocks.astype(np.int64), strict=True):
+        live = block[:, : word[HeapWord.COUNT]]
+        ends = live[HeapEntry.START] + live[HeapEntry.SIZE]
+        assert (ends[:-1] <= live[HeapEntry.START, 1:]).all()
+        assert (live[HeapEntry.START] >= word[HeapWord.BASE]).all() and (ends <= word[HeapWord.END]).all()
+        assert live[HeapEntry.SIZE].sum() == word[HeapWord.USED] <= word[HeapWord.PEAK]
 
 
-def test_lanes_equal_a_loop_and_eager_equals_jit(small_card, jitted):
-    lanes = np.stack([draw(seed) for seed in range(8)])
-    together = jax.jit(jax.vmap(run, in_axes=(None, 0)))(small_card, lanes)
-    apart = [jitted(small_card, lane) for lane in lanes]
+def test_lanes_equal_a_loop_and_eager_equals_jit(small_card, jitted, lanes):
+    drawn = np.stack([draw(seed) for seed in range(SEQUENCES)])
+    together = jax.tree.map(lambda leaf: leaf[:8], lanes(small_card, drawn))
+    apart = [jitted(small_card, lane) for lane in drawn[:8]]
     chex.assert_trees_all_equal(together, jax.tree.map(lambda *leaves: np.stack(leaves), *apart))
     card, pointers = small_card, [0] * SLOTS
-    for call, slot, nbytes, policy in lanes[0].tolist():
+    for call, slot, nbytes, policy in drawn[0].tolist():
         if call == MALLOC:
             card, pointers[slot] = aj.malloc(card, nbytes, policy, site=1)
         elif call == MALLOC_HOST:
@@ -187,3 +146,84 @@ def test_equal_calls_share_one_trace(small_card):
     traced = jax.jit(traced)
     for nbytes, policy, pointer in [(5, 0, 3), (5000, 2, 32768), (-1, 99, 0)]:
         traced(small_card, jnp.int32(nbytes), jnp.int32(policy), jnp.int32(pointer))
+
+
+def test_a_thread_without_a_context_cannot_allocate_but_can_free(small_card):
+    card, pointer = aj.malloc(small_card, 100)
+    card = aj.reset_device(card)
+    refused, none = aj.malloc(card, 100)
+    assert int(aj.last_code(refused)) == aj.Code.RT_CONTEXT_NULL and int(none) == 0
+    card, pointer = aj.malloc(aj.set_device(card), 100)
+    card, thread = aj.create_thread(card)
+    card = aj.use_thread(card, thread)
+    assert int(aj.last_code(aj.malloc(card, 100)[0])) == aj.Code.RT_CONTEXT_NULL
+    assert int(aj.last_code(aj.free(card, pointer))) == 0
+
+
+def test_align32_and_products_without_extra_bytes(small_card):
+    def taken(card, call, nbytes):
+        return aj.mem_get_info(card)[0] - aj.mem_get_info(call(card, nbytes)[0])[0]
+
+    newer = aj.init(aj.chip("Ascend910B2").replace(malloc_pad_bytes=0, hbm_bytes=HBM_BYTES), hbm_backing_bytes=0)
+    for nbytes in (4096, 4 * MIB):
+        assert taken(small_card, aj.malloc_align32, nbytes) == taken(newer, aj.malloc, nbytes) == nbytes
+        assert taken(small_card, aj.malloc, nbytes) > nbytes
+
+
+def test_what_is_free_by_page_size(small_card):
+    attr = aj.MemAttr
+    card, _ = aj.malloc(small_card, 3 * MIB, aj.MallocPolicy.NORMAL_ONLY)
+    free, total = aj.mem_get_info(card)
+    assert (free, total) == (HBM_BYTES - 2 * MIB - 3 * MIB - 4096, HBM_BYTES)
+    for asked, expected in [(attr.HBM_NORMAL, free), (attr.HBM_HUGE, 58 * MIB), (attr.HBM_HUGE1G, 0)]:
+        assert aj.mem_get_info(card, asked) == (expected, total)
+    assert aj.mem_get_info(card, attr.DDR) == (0, 0)
+    with pytest.raises(ValueError, match="attr = 99"):
+        aj.mem_get_info(card, 99)
+
+
+def test_fragmentation_and_owners(small_card):
+    card, pointers = small_card, []
+    for _ in range(4):
+        card, pointer = aj.malloc(card, 10 * MIB, aj.MallocPolicy.HUGE_ONLY)
+        pointers.append(pointer)
+    card, _ = aj.malloc(card, 100)
+    card = aj.free(aj.free(card, pointers[0]), pointers[2])
+    report = aj.memory_report(card)
+    tail = HBM_BYTES - 2 * MIB - 48 * MIB - 4096  # behind four blocks of 12 MiB and a page
+    free = 24 * MIB + tail
+    assert (report.free_bytes, report.largest_free_bytes, report.blocks) == (free, tail, 3)
+    assert report.fragmentation == 1 - tail / free
+    assert [(one.nbytes, one.blocks) for one in report.owners] == [(24 * MIB, 2), (4096, 1)]
+    assert all("test_heap.py" in one.site for one in report.owners)
+    assert json.loads(report.to_json())["fragmentation"] == report.fragmentation
+
+
+def test_running_out_tells_the_truth(small_card):
+    assert aj.out_of_memory(small_card) is None
+    card, _ = aj.malloc(small_card, 30 * MIB)
+    free = aj.mem_get_info(card)[0]
+    card, none = aj.malloc(card, 40 * MIB + 3)
+    report = aj.out_of_memory(card)
+    assert int(none) == 0 and (report.requested_bytes, report.memory, report.shortages) == (40 * MIB + 3, "device", 1)
+    assert (report.free_bytes, report.largest_free_bytes, report.reserved_unused_bytes) == (free, free, 0)
+    assert report.owners[0].nbytes == 32 * MIB and report.owners[0].site != report.site
+    assert json.loads(report.to_json())["owners"][0]["nbytes"] == 32 * MIB
+    with pytest.raises(aj.AscendError) as caught:
+        aj.raise_if_error(card)
+    text = str(caught.value)
+    for word in ("207001", f"{40 * MIB + 3} bytes", f"{free} free", report.site, report.owners[0].site):
+        assert word in text
+    host, _ = aj.malloc_host(small_card, PINNED_BYTES + 1)
+    assert aj.out_of_memory(host).memory == "host" and aj.out_of_memory(host, memory="device") is None
+    with pytest.raises(ValueError, match="'device' or 'host'"):
+        aj.out_of_memory(card, memory="hbm")
+
+
+def test_the_report_passes_through_jit(small_card):
+    @jax.jit
+    def ask(card, nbytes):
+        return aj.malloc(card, nbytes, site=7)[0]
+
+    report = aj.out_of_memory(ask(small_card, jnp.int32(2**31 - 1)))
+    assert (report.requested_bytes, report.free_bytes) == (2**31 - 1, HBM_BYTES - 2 * MIB)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ascend_jax as aj
-from ascend_jax.runtime.layout import WORKSPACE, Clock, Device, Stream
+from ascend_jax.runtime.layout import WORKSPACE, Clock, Device, HeapWord, Stream
 
 FAR = 2**31 - 1
 BAD_STREAMS = (-1, -2, 2, 3, 4, 5, 99, FAR, -FAR)
@@ -18,12 +18,15 @@ DEVICE_BYTES, HOST_BYTES = 70_000, 512
 
 
 def visible(card):
-    """Everything but the status word, the host's clock and how far the device has been simulated."""
+    """Everything but the status word, the host's clock, the latest shortage and how far the device is simulated."""
     device, streams = np.array(card.device), np.array(card.streams)
     device[Device.INSTANTS] = 0
     streams[streams[:, Stream.PENDING] == 0, Stream.KEY :] = 0  # how far the head has come, and there is none
     table = dataclasses.replace(card.table, times=card.table.times[:-1])  # the last row is nobody's
     rest = {"status": jnp.zeros(0), "clock": card.clock[Clock.ENQUEUED :], "device": device, "streams": streams}
+    for name in ("hbm", "host"):
+        heap = getattr(card, name)
+        rest[name] = dataclasses.replace(heap, words=heap.words[: HeapWord.SHORT_WHOLE])
     tree = dataclasses.replace(card, table=table, **rest)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
@@ -373,11 +376,13 @@ def test_the_names_are_those_of_the_headers():
         107032: "ACL_ERROR_STREAM_CAPTURE_CONFLICT",
         107036: "ACL_ERROR_RT_STREAM_CAPTURE_UNMATCHED",
         107038: "ACL_ERROR_RT_STREAM_CAPTURE_WRONG_THREAD",
+        107041: "ACL_ERROR_RT_CAPTURE_MODE_BLOCK_ASYNC",
         161001: "ACLNN_ERR_PARAM_NULLPTR",
         161002: "ACLNN_ERR_PARAM_INVALID",
         207000: "ACL_ERROR_RT_FEATURE_NOT_SUPPORT",
         207001: "ACL_ERROR_RT_MEMORY_ALLOCATION",
         207005: "ACL_ERROR_RT_RESOURCE_ALLOC_FAIL",
+        207006: "ACL_ERROR_RT_NO_PERMISSION",
         207007: "ACL_ERROR_RT_NO_EVENT_RESOURCE",
         207009: "ACL_ERROR_RT_NO_NOTIFY_RESOURCE",
         507000: "ACL_ERROR_RT_INTERNAL_ERROR",
@@ -394,6 +399,8 @@ def test_the_names_are_those_of_the_headers():
         507053: "ACL_ERROR_RT_DEVICE_MEM_ERROR",
         507054: "ACL_ERROR_RT_HBM_MULTI_BIT_ECC_ERROR",
         507903: "ACL_ERROR_RT_STREAM_CAPTURE_INVALIDATED",
+        507910: "ACL_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+        507911: "ACL_ERROR_HOST_MEMORY_NOT_REGISTERED",
         561002: "ACLNN_ERR_INNER_TILING_ERROR",
     }
     assert {code: aj.AscendError(code).name for code in names} == names

@@ -1,0 +1,133 @@
+"""Options of the caching allocator, read from the string that ``PYTORCH_NPU_ALLOC_CONF`` would hold."""
+
+import dataclasses
+import difflib
+from collections.abc import Callable
+
+MIB = 1 << 20
+UNLIMITED = 2**63
+
+
+@dataclasses.dataclass(frozen=True)
+class AllocatorOptions:
+    """What the caching allocator may do. Sizes are bytes."""
+
+    max_split_bytes: int = UNLIMITED  # larger cached blocks are not cut
+    max_non_split_rounding_bytes: int = 20 * MIB  # what may be wasted when such a block is taken whole
+    garbage_collection_threshold: float = 0.0  # share of the allowed memory above which old segments are freed; 0: off
+    expandable_segments: bool = False  # segments grow in place
+    roundup_power2_divisions: int = 0  # sizes are rounded to steps of a power of two; 0: to 512 bytes
+    large_segment_bytes: int = 20 * MIB  # segment of blocks from 1 to 10 MiB
+    per_process_memory_fraction: float = 1.0  # share of the device's memory that it may reserve
+    page_size_1g: bool = False  # segments of whole 1 GiB pages
+
+
+def _megabytes(least: int, most: int = 1 << 20) -> Callable[[str, str], int]:
+    def read(key: str, text: str) -> int:
+        return _whole(key, text, least, most) * MIB
+
+    return read
+
+
+def _whole(key: str, text: str, least: int, most: int) -> int:
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise ValueError(f"{key}:{text}: must be a whole number from {least} to {most}")
+    return int(text)
+
+
+def _fraction(key: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"{key}:{text}: must be a number from 0.0 to 1.0")
+    return value
+
+
+def _threshold(key: str, text: str) -> float:
+    value = _fraction(key, text)
+    if value in (0.0, 1.0):
+        raise ValueError(f"{key}:{text}: must lie between 0.0 and 1.0")
+    return value
+
+
+def _switch(key: str, text: str) -> bool:
+    if text not in ("True", "False"):
+        raise ValueError(f"{key}:{text}: must be True or False")
+    return text == "True"
+
+
+def _divisions(key: str, text: str) -> int:
+    value = _whole(key, text, 1, 64)
+    if value & (value - 1):
+        raise ValueError(f"{key}:{text}: must be a power of two")
+    return value
+
+
+def _page_size(key: str, text: str) -> bool:
+    if text != "1g":
+        raise ValueError(f"{key}:{text}: must be 1g")
+    return True
+
+
+_KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
+    "max_split_size_mb": ("max_split_bytes", _megabytes(20)),
+    "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", _megabytes(20)),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _threshold),
+    "expandable_segments": ("expandable_segments", _switch),
+    "roundup_power2_divisions": ("roundup_power2_divisions", _divisions),
+    "large_segment_size_mb": ("large_segment_bytes", _megabytes(20, 512)),
+    "segment_size_mb": ("large_segment_bytes", _megabytes(20, 512)),  # its old name
+    "per_process_memory_fraction": ("per_process_memory_fraction", _fraction),
+    "page_size": ("page_size_1g", _page_size),
+}
+_UNMODELLED = (  # of alignment, the pinned host cache and locks: no result here shows them
+    "base_addr_aligned_kb",
+    "pinned_use_background_threads",
+    "pinned_max_round_threshold_mb",
+    "pinned_max_cached_size_mb",
+    "pin_memory_expandable_segments",
+    "pinned_mem_register",
+    "pinned_reserve_segment_size_mb",
+    "multi_stream_lazy_reclaim",
+    "release_lock_on_npumalloc",
+    "throw_on_npumalloc_oom",
+)
+
+
+def parse_allocator_options(text: str) -> AllocatorOptions:
+    """Return the options that a string such as ``"max_split_size_mb:64,garbage_collection_threshold:0.8"`` sets.
+
+    The keys are those of torch_npu. Keys of alignment, of its pinned host cache and of its locking are
+    accepted and change nothing.
+
+    Raises:
+      ValueError: A key is unknown or given twice, a value is outside its range, or keys exclude each other:
+        ``expandable_segments:True`` goes with neither ``max_split_size_mb`` nor ``garbage_collection_threshold``.
+
+    >>> parse_allocator_options("max_split_size_mb:64").max_split_bytes >> 20
+    64
+    """
+    seen: dict[str, object] = {}
+    given: set[str] = set()
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        key, colon, value = (part.strip() for part in item.partition(":"))
+        if not colon or not value:
+            raise ValueError(f"{item!r}: must be key:value, separated by commas")
+        if key in given:
+            raise ValueError(f"{key} is given twice in {text!r}")
+        given.add(key)
+        if key in _UNMODELLED:
+            continue
+        if key not in _KEYS:
+            close = ", ".join(difflib.get_close_matches(key, [*_KEYS, *_UNMODELLED], n=3)) or ", ".join(_KEYS)
+            raise ValueError(f"{key} is no option of the allocator; close names: {close}")
+        field, read = _KEYS[key]
+        seen[field] = read(key, value)
+    options = AllocatorOptions(**seen)  # type: ignore[arg-type]
+    if options.expandable_segments:
+        for key in ("max_split_size_mb", "garbage_collection_threshold"):
+            if key in given:
+                raise ValueError(f"expandable_segments:True and {key} exclude each other; leave one of them out")
+    return options

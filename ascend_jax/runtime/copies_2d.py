@@ -1,0 +1,122 @@
+"""Copies of rows: one command moves ``height`` rows of ``width`` bytes between two pitches."""
+
+import jax.numpy as jnp
+
+from ascend_jax.runtime import layout
+from ascend_jax.runtime.advance import Goal
+from ascend_jax.runtime.codes import Code
+from ascend_jax.runtime.commands import Command, host_stream, operand_rows
+from ascend_jax.runtime.copies import check_copy, submit, transfer, wait_if_pageable
+from ascend_jax.runtime.edge import Site, concrete, stage, verb
+from ascend_jax.runtime.layout import Field, Kind, Pitch
+from ascend_jax.runtime.ranges import Range, byte_range
+from ascend_jax.runtime.rows import Number
+from ascend_jax.runtime.state import CardState
+from ascend_jax.runtime.status import first_code, first_failing
+from ascend_jax.runtime.synchronize import make_room, settle
+from ascend_jax.runtime.translation import translate
+
+MOST_WIDTH, MOST_HEIGHT = 5_000_000, 5_242_880  # of an asynchronous copy (CANN, aclrtMemcpy2dAsync)
+
+
+@stage(static=("is_blocking", "is_traced"))
+def _copy_rows(
+    card: CardState,
+    spans: tuple[Range, Range],
+    payload: Range,
+    shape: tuple[Number, Number, Number, Number],
+    stream: Number,
+    site: Number,
+    *,
+    is_blocking: bool,
+    is_traced: bool,
+) -> CardState:
+    dst, src = (translate(card, span) for span in spans)
+    dst_pitch, src_pitch, width, height = (jnp.asarray(number, jnp.int32) for number in shape)
+    is_wide = (width > dst_pitch) | (width > src_pitch)
+    is_large = (width > MOST_WIDTH) | (height > MOST_HEIGHT)
+    code, slot = check_copy(card, dst, src, stream, is_blocking, is_traced)
+    rules = first_code(
+        ((width < 0) | (height < 0) | is_wide, Code.INVALID_PARAM),
+        (is_large & (not is_blocking), Code.RT_PARAM_INVALID),
+    )
+    moving = transfer(card, payload.as_int32(), dst.pointer < layout.NULL, src.pointer < layout.NULL)
+    pitches = {Pitch.DST: dst_pitch, Pitch.SRC: src_pitch, Pitch.WIDTH: width, Pitch.ROWS: height}
+    moving["fields"] |= {Field.SCALARS + column: number for column, number in pitches.items()}
+    command = Command(Kind.COPY, slot, operands=operand_rows(dst, src), writes=1 << 0, reads=1 << 1, **moving)
+    is_idle = (width == 0) | (height == 0)
+    return submit(card, command, first_failing(rules, code), is_idle, site, is_blocking)[0]
+
+
+def _prepared(
+    dst: Number, dst_pitch: Number, src: Number, src_pitch: Number, width: Number, height: Number
+) -> tuple[tuple[Range, Range], Range, tuple]:
+    def span(pointer: Number, pitch: Number) -> Range:
+        return byte_range(pointer, 0, (height - 1) * pitch + width if _is_some(width, height) else 0)
+
+    shape = (dst_pitch, src_pitch, width, height)
+    return (span(dst, dst_pitch), span(src, src_pitch)), byte_range(dst, 0, width * height), shape
+
+
+def _is_some(width: Number, height: Number) -> bool:
+    """Whether there is anything to move, as far as Python knows."""
+    return not (isinstance(width, int) and width <= 0) and not (isinstance(height, int) and height <= 0)
+
+
+@verb
+def memcpy2d(
+    card: CardState,
+    dst: Number,
+    dst_pitch: Number,
+    src: Number,
+    src_pitch: Number,
+    width: Number,
+    height: Number,
+    *,
+    site: Site = None,
+) -> CardState:
+    """Copy ``height`` rows of ``width`` bytes and block the host until they have arrived (``aclrtMemcpy2d``).
+
+    Rows begin ``dst_pitch`` and ``src_pitch`` bytes apart; what lies between them stays as it is. It takes as long as a
+    copy of ``width * height`` bytes.
+
+    Status as :func:`memcpy` for the two spans from first to last byte; 100000 for a width above a pitch or a negative
+    count.
+
+    >>> import numpy as np
+    >>> import ascend_jax as aj
+    >>> card, ptr = aj.malloc(aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=1 << 20), 128)
+    >>> card = aj.upload(card, ptr, np.arange(64, dtype=np.uint8))
+    >>> card = aj.memcpy2d(card, ptr + 1, 3, ptr, 8, 2, 4)
+    >>> card, rows = aj.download(card, ptr + 1, (11,), "uint8")
+    >>> rows.tolist()
+    [0, 1, 0, 8, 9, 0, 16, 17, 0, 24, 25]
+    """
+    spans, payload, shape = _prepared(dst, dst_pitch, src, src_pitch, width, height)
+    card = make_room(card, site)
+    card = _copy_rows(card, spans, payload, shape, layout.NONE, site, is_blocking=True, is_traced=False)
+    return settle(card, Goal(stream=host_stream(card)), site)
+
+
+@verb
+def memcpy2d_async(
+    card: CardState,
+    dst: Number,
+    dst_pitch: Number,
+    src: Number,
+    src_pitch: Number,
+    width: Number,
+    height: Number,
+    stream: Number,
+    *,
+    site: Site = None,
+) -> CardState:
+    """Queue a copy of rows in ``stream`` (``aclrtMemcpy2dAsync``).
+
+    Status as :func:`memcpy2d` and :func:`memcpy_async`; 107000 for a width above 5,000,000 or a height above 5,242,880.
+    """
+    spans, payload, shape = _prepared(dst, dst_pitch, src, src_pitch, width, height)
+    is_traced = concrete(card.host.words) is None
+    card = make_room(card, site, stream)
+    card = _copy_rows(card, spans, payload, shape, stream, site, is_blocking=False, is_traced=is_traced)
+    return wait_if_pageable(card, (dst, src), stream, site)

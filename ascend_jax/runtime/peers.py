@@ -1,0 +1,170 @@
+"""Copies between two cards of one server: over their direct link where access is enabled, else through the host."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ascend_jax.chip import links
+from ascend_jax.runtime import clock, layout, status
+from ascend_jax.runtime.advance import Goal
+from ascend_jax.runtime.clock import Instant
+from ascend_jax.runtime.codes import Code
+from ascend_jax.runtime.commands import Command, at_least_1ns, host_stream, operand_rows
+from ascend_jax.runtime.copies import check_range, find_queue, submit
+from ascend_jax.runtime.edge import Site, concrete, stage, verb
+from ascend_jax.runtime.handles import has_context
+from ascend_jax.runtime.host import host_now, set_host
+from ascend_jax.runtime.layout import Device, Field, Kind, Resource
+from ascend_jax.runtime.ranges import Range, byte_range, granules, is_empty
+from ascend_jax.runtime.rows import Number, with_entries
+from ascend_jax.runtime.state import CardState
+from ascend_jax.runtime.status import first_code, first_failing, last_code
+from ascend_jax.runtime.synchronize import make_room, settle
+from ascend_jax.runtime.transfers import download, load_bytes, store_bytes, upload
+from ascend_jax.runtime.translation import translate
+
+MOST_DEVICES = 31
+
+
+def can_access_peer(card: CardState, peer: CardState) -> bool:
+    """Return whether two cards have a direct link (``aclrtDeviceCanAccessPeer``): those of one family have."""
+    return card.chip.family == peer.chip.family
+
+
+@stage(static=("is_on",), changes=("device", "status"), reads=("chip", "contexts"))
+def _set_access(card: CardState, device: Number, site: Number, *, is_on: bool) -> CardState:
+    device = jnp.asarray(device, jnp.int32)
+    bit = jnp.int32(1) << jnp.clip(device, 0, MOST_DEVICES - 1)
+    peers = card.device[Device.PEERS]
+    has_it = (peers & bit) != 0
+    code = first_code(
+        (~has_context(card), Code.RT_CONTEXT_NULL),
+        ((device < 0) | (device >= MOST_DEVICES), Code.RT_INVALID_DEVICEID),
+        (has_it == is_on, Code.RT_PARAM_INVALID),
+    )
+    peers = jnp.where(code == Code.SUCCESS, peers ^ bit, peers)
+    card = dataclasses.replace(card, device=with_entries(card.device, {Device.PEERS: peers}))
+    return status.note(card, code, site)
+
+
+@verb
+def enable_peer_access(card: CardState, device: Number, *, site: Site = None) -> CardState:
+    """Let this card reach the memory of another (``aclrtDeviceEnablePeerAccess``).
+
+    Status 107002 without a current context, 107001 for a device number below 0 or above 30, 107000 if it is enabled.
+    """
+    return _set_access(card, device, site, is_on=True)
+
+
+@verb
+def disable_peer_access(card: CardState, device: Number, *, site: Site = None) -> CardState:
+    """End it (``aclrtDeviceDisablePeerAccess``); status as enabling, 107000 if it is not enabled."""
+    return _set_access(card, device, site, is_on=False)
+
+
+def peer_access_status(card: CardState, device: int) -> jax.Array:
+    """Return 1 if access to a device is enabled, else 0 (``aclrtDevicePeerAccessStatus``)."""
+    return (card.device[..., Device.PEERS] >> device) & 1
+
+
+@stage(static=("path",))
+def _one_side(
+    card: CardState, place: Range, is_written: bool | jax.Array, wrong: Number, site: Number, *, path: str
+) -> tuple:
+    """Hold one card's copy engine for as long as the link needs; return (card, code)."""
+    place, is_written = translate(card, place), jnp.asarray(is_written)
+    code, slot = find_queue(card, layout.NONE, True)
+    on_host = first_code((place.pointer < layout.NULL, Code.RT_PARAM_INVALID))
+    code = first_failing(code, on_host, check_range(card, place), jnp.asarray(wrong, jnp.int32))
+    nbytes = place.whole * jnp.float32(layout.GRANULE_BYTES) + place.rest
+    block_ns = links.copy_between_ns(card.chip, nbytes, path)
+    drawn = nbytes * 1e9 / block_ns / card.chip["hbm_bytes_per_s"]
+    command = Command(
+        Kind.COPY,
+        slot,
+        block=at_least_1ns(clock.from_ns(block_ns)),
+        need={Resource.D2D: 1},
+        operands=operand_rows(place),
+        writes=is_written,
+        reads=~is_written,
+        has_effect=False,
+        fields={
+            Field.HBM_SHARE: jnp.clip(jnp.floor(layout.SHARES * drawn), 0, layout.SHARES - 1),
+            Field.MOVED: granules(place),
+        },
+    )
+    return submit(card, command, code, is_empty(place), site, is_blocking=True)
+
+
+@stage(reads=(), changes=("clock",))
+def _join_clock(card: CardState, hi: Number, lo: Number) -> CardState:
+    return set_host(card, clock.later(host_now(card), Instant(jnp.asarray(hi), jnp.asarray(lo))))
+
+
+def _joined(one: CardState, other: CardState) -> tuple[CardState, CardState]:
+    """Return both cards with the host, which is one program, where it stands latest."""
+    one = _join_clock(one, *host_now(other))
+    return one, _join_clock(other, *host_now(one))
+
+
+@verb
+def memcpy_peer(
+    dst_card: CardState,
+    dst: Number,
+    src_card: CardState,
+    src: Number,
+    nbytes: int,
+    *,
+    src_device: int,
+    dst_device: int = 0,
+    site: Site = None,
+) -> tuple[CardState, CardState]:
+    """Copy between the device memories of two cards and block the host until it is done.
+
+    If ``dst_card`` has access to ``src_device`` enabled, the bytes go over the path that joins the two (see
+    :func:`~ascend_jax.chip.links.path_between`) and hold the copy engine of both cards. If not, they go through host
+    memory that is not pinned: a download, then an upload. Both cards are driven by one host program, so both clocks end
+    at the same moment.
+
+    Args:
+      dst_card: The card to write to.
+      dst: Device pointer there.
+      src_card: The card to read from; another one than ``dst_card``.
+      src: Device pointer there.
+      nbytes: Bytes.
+      src_device: Number of ``src_card`` in the server, as given to :func:`enable_peer_access`.
+      dst_device: Number of ``dst_card`` there.
+      site: Call site, filled in by the runtime.
+
+    Returns:
+      Both cards. The status of each says what is wrong with its own range, as :func:`memcpy`; if one refuses, nothing
+      is copied. 207000 if access is enabled and the cards have no direct link.
+
+    Raises:
+      ValueError: The call is traced; whether access is enabled must be known. Or both numbers are the same.
+    """
+    access = concrete(peer_access_status(dst_card, src_device))
+    if access is None:
+        raise ValueError("memcpy_peer is a call of the host: make it outside jit")
+    dst_card, src_card = _joined(dst_card, src_card)
+    if not access:
+        src_card, data = download(src_card, src, (nbytes,), np.uint8, site=site)
+        dst_card, src_card = _joined(dst_card, src_card)
+        if int(last_code(src_card)) == Code.SUCCESS:
+            dst_card = upload(dst_card, dst, data, site=site)
+        return _joined(dst_card, src_card)
+    refused = Code.SUCCESS if can_access_peer(dst_card, src_card) else Code.FEATURE_NOT_SUPPORT
+    to, start = byte_range(dst, 0, nbytes), byte_range(src, 0, nbytes)
+    path = links.path_between(dst_card.chip, src_device, dst_device)
+    src_card, src_code = _one_side(make_room(src_card, site), start, False, int(refused), site, path=path)
+    wrong = int(src_code)
+    if wrong == Code.SUCCESS:
+        dst_card, dst_code = _one_side(make_room(dst_card, site), to, True, 0, site, path=path)
+        wrong = int(dst_code)
+    src_card = settle(src_card, Goal(stream=host_stream(src_card)), site)
+    dst_card = settle(dst_card, Goal(stream=host_stream(dst_card)), site)
+    if wrong == Code.SUCCESS and nbytes and src_card.has_values and dst_card.has_values:
+        dst_card = store_bytes(dst_card, to, load_bytes(src_card, start, nbytes))
+    return _joined(dst_card, src_card)

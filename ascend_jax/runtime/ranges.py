@@ -1,0 +1,85 @@
+"""Byte ranges in memory, and sizes that int32 cannot count in bytes: whole granules and a rest."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ascend_jax.runtime import layout
+from ascend_jax.runtime.layout import GRANULE_BYTES, GRANULE_SHIFT
+from ascend_jax.runtime.rows import Number
+
+MOST_GRANULES = 2**31 - 1 - (2 << 20) // GRANULE_BYTES  # rounding up to pages still fits int32
+
+
+class Range(NamedTuple):
+    """Bytes in memory. Numbers, or int32 arrays of one shape; a length may exceed what int32 can count in bytes."""
+
+    pointer: Any  # granule
+    offset: Any  # bytes from there to the first byte
+    whole: Any  # length: whole granules ...
+    rest: Any  # ... and bytes beyond them, 0..63
+    skip: Any = 0  # granules from the pointer to where the offset counts from
+
+    @property
+    def end(self) -> tuple[Any, Any]:
+        """(granules from the pointer, bytes beyond them) past the last byte."""
+        low = (self.offset & (GRANULE_BYTES - 1)) + self.rest
+        return (self.offset >> GRANULE_SHIFT) + self.whole + (low >> GRANULE_SHIFT), low & (GRANULE_BYTES - 1)
+
+    def as_int32(self) -> "Range":
+        """Return the same range as int32 arrays, in its one normal form: no skip, an offset below one granule.
+
+        Null pointers and negative offsets stay as they are, to be refused; an address past the last one gets a
+        negative length, for the same reason.
+        """
+        pointer, offset, whole, rest, skip = (jnp.asarray(number, jnp.int32) for number in self)
+        is_odd = (pointer == layout.NULL) | (offset < 0)
+        granules = jnp.where(is_odd, 0, offset >> GRANULE_SHIFT)
+        first = pointer + granules
+        moved = first + jnp.where(is_odd, 0, skip)
+        is_past = (first < pointer) | (moved < first)
+        whole = jnp.where(is_past, layout.NONE, whole)
+        return Range(moved, offset - (granules << GRANULE_SHIFT), whole, rest, jnp.zeros_like(moved))
+
+
+def byte_range(pointer: Number, offset: Number, nbytes: Number) -> Range:
+    """Return a range; Python ints may have any size, what no card has becomes a length below 0, to be refused."""
+    whole, rest = split_bytes(nbytes)
+    if not isinstance(offset, int | np.integer):
+        return Range(pointer, offset, whole, rest)
+    skip, offset = divmod(max(int(offset), -1), GRANULE_BYTES) if offset >= 2**31 else (0, max(int(offset), -1))
+    return Range(pointer, offset, whole, rest, skip) if skip < 2**31 else Range(pointer, 0, layout.NONE, 0)
+
+
+def split_bytes(nbytes: Number) -> tuple[Number, Number]:
+    """Split a byte count into whole granules and the rest, so that 128 GiB fits int32; negative becomes (-1, 0)."""
+    if isinstance(nbytes, float | bool | np.bool_ | np.floating):
+        raise TypeError(f"nbytes = {nbytes!r}: must be a whole number of bytes")
+    if isinstance(nbytes, int | np.integer) and nbytes < 0:
+        return layout.NONE, 0
+    whole, rest = nbytes >> GRANULE_SHIFT, nbytes & (GRANULE_BYTES - 1)
+    return (min(whole, MOST_GRANULES), rest) if isinstance(nbytes, int | np.integer) else (whole, rest)
+
+
+def granules(place: Range) -> jax.Array:
+    """Return the length in granules, rounded up."""
+    return place.whole + (place.rest > 0)
+
+
+def is_empty(place: Range) -> jax.Array:
+    """Return whether a range has no bytes."""
+    return (place.whole == 0) & (place.rest == 0)
+
+
+def overlaps(one: Range, other: Range) -> jax.Array:
+    """Return whether two ranges in normal form share a byte."""
+
+    def begins_before_end_of(first: Range, second: Range) -> jax.Array:
+        end, rest = second.end
+        ahead = first.pointer - second.pointer
+        return (ahead < end) | ((ahead == end) & (first.offset < rest))
+
+    is_none = is_empty(one) | is_empty(other)
+    return ~is_none & begins_before_end_of(one, other) & begins_before_end_of(other, one)

@@ -1,0 +1,122 @@
+"""Pages of a key-value cache against a plain list of free pages."""
+
+import dataclasses
+import random
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ascend_jax as aj
+from ascend_jax.runtime import paged_kv
+
+PAGES, SIZE, SEQUENCES, WIDTH = 12, 128, 4, 6
+
+
+class Pages:
+    """The lowest free page first; one list of pages per sequence."""
+
+    def __init__(self):
+        self.free, self.tables, self.lengths = list(range(PAGES)), [[] for _ in range(SEQUENCES)], [0] * SEQUENCES
+
+    def extend(self, sequence, positions):
+        if not 0 <= sequence < SEQUENCES:
+            return 107000
+        if positions < 0:
+            return 100000
+        need = -(-(self.lengths[sequence] + positions) // SIZE) - len(self.tables[sequence])
+        if need > len(self.free) or len(self.tables[sequence]) + need > WIDTH:
+            return 207001
+        self.tables[sequence] += [self.free.pop(0) for _ in range(need)]
+        self.lengths[sequence] += positions
+        return 0
+
+    def end(self, sequence):
+        if not 0 <= sequence < SEQUENCES:
+            return 107000
+        self.free = sorted(self.free + self.tables[sequence])
+        self.tables[sequence], self.lengths[sequence] = [], 0
+        return 0
+
+
+def fresh():
+    return aj.paged_cache(PAGES, SIZE, SEQUENCES, pages_per_sequence=WIDTH)
+
+
+def run(cache, program):
+    def step(cache, row):
+        sequence, positions = row
+        calls = [lambda cache: aj.kv_extend(cache, sequence, positions), lambda cache: aj.kv_free(cache, sequence)]
+        cache, code = jax.lax.cond(positions == -99, calls[1], calls[0], cache)
+        return cache, (cache, code, paged_kv.is_consistent(cache))
+
+    return jax.lax.scan(step, cache, program)
+
+
+def draw(seed, length=1000):
+    rng = random.Random(seed)
+    rows = []
+    for _ in range(length):
+        positions = rng.choice([1, 1, 5, 127, 128, 129, 300, 0, -1, -99, -99])
+        rows.append((rng.choice([*range(SEQUENCES), rng.choice([-1, 4, 0])]), positions))
+    return np.array(rows, np.int32)
+
+
+@pytest.fixture(scope="module")
+def jitted():
+    return jax.jit(run)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_sequences_equal_the_twin(jitted, seed):
+    program = draw(seed)
+    _, (caches, codes, consistent) = jax.device_get(jitted(fresh(), program))
+    twin = Pages()
+    assert consistent.all()
+    for row, (sequence, positions) in enumerate(program.tolist()):
+        code = twin.end(sequence) if positions == -99 else twin.extend(sequence, positions)
+        assert codes[row] == code
+        assert caches.lengths[row].tolist() == twin.lengths
+        assert [[p for p in table if p >= 0] for table in caches.tables[row].tolist()] == twin.tables
+        used = set(np.flatnonzero(caches.owners[row] >= 0))
+        assert used | set(twin.free) == set(range(PAGES)) and not used & set(twin.free)
+
+
+def test_lanes_equal_a_loop(jitted):
+    programs = np.stack([draw(seed, 1000) for seed in range(3)])
+    together = jax.jit(jax.vmap(run, in_axes=(None, 0)))(fresh(), programs)
+    apart = [jitted(fresh(), program) for program in programs]
+    chex.assert_trees_all_equal(together, jax.tree.map(lambda *leaves: np.stack(leaves), *apart))
+
+
+def test_slots_follow_the_table_and_ignore_its_tail():
+    cache, _ = aj.kv_extend(fresh(), 1, 130)
+    cache, _ = aj.kv_extend(cache, 0, 128)
+    cache, _ = aj.kv_extend(cache, 1, 200)  # its pages are 0, 1, 3
+    slots, code = aj.kv_slots(cache, 1, jnp.array([0, 127, 128, 255, 256, 329]))
+    assert slots.tolist() == [0, 127, 128, 255, 384, 457] and int(code) == 0
+    stale = dataclasses.replace(cache, tables=cache.tables.at[1, 3:].set(999))
+    np.testing.assert_array_equal(aj.kv_slots(stale, 1, jnp.arange(330))[0], aj.kv_slots(cache, 1, jnp.arange(330))[0])
+    for wrong in (-1, PAGES):
+        needed = dataclasses.replace(cache, tables=cache.tables.at[1, 1].set(wrong))
+        slots, code = aj.kv_slots(needed, 1, jnp.array([0, 128]))
+        assert int(code) == aj.Code.RT_PARAM_INVALID and slots.tolist() == [0, -1]
+        assert not paged_kv.is_consistent(needed)
+    slots, code = aj.kv_slots(cache, 1, jnp.array([330, -1]))
+    assert int(code) == aj.Code.RT_PARAM_INVALID and slots.tolist() == [-1, -1]
+
+
+def test_an_inconsistent_cache_is_noticed():
+    cache, _ = aj.kv_extend(fresh(), 0, 300)
+    assert paged_kv.is_consistent(cache)
+    assert not paged_kv.is_consistent(dataclasses.replace(cache, owners=cache.owners.at[1].set(-1)))
+    assert not paged_kv.is_consistent(dataclasses.replace(cache, owners=cache.owners.at[5].set(2)))
+    assert not paged_kv.is_consistent(dataclasses.replace(cache, tables=cache.tables.at[0, 1].set(0)))
+
+
+@pytest.mark.parametrize("counts", [(0, 128, 1), (4, 0, 1), (4, 128, 0), (4, 100, 1)])
+def test_refused_shapes(counts):
+    with pytest.raises(ValueError, match="= "):
+        aj.paged_cache(*counts)

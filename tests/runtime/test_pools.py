@@ -1,0 +1,173 @@
+"""Memory pools against their twin: best fit, stream order, events, trimming, and what is refused."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ascend_jax as aj
+from ascend_jax.runtime.layout import HeapEntry, HeapFlag, HeapWord
+from tests.runtime.pool_twin import NOBODY, PoolTwin
+
+MIB = 1 << 20
+HBM_BYTES = 66 * MIB
+STREAMS = 3
+REUSE = [aj.PoolReuse(bits) for bits in range(4)]
+
+
+@pytest.fixture(scope="module")
+def small_card():
+    chip = aj.chip("Ascend910B2").replace(hbm_bytes=HBM_BYTES)
+    card = aj.init(chip, hbm_backing_bytes=0, host_backing_bytes=0, max_streams=STREAMS + 1, max_events=2,
+                   max_commands=64, max_blocks=32, max_pools=2)  # fmt: skip
+    streams = []
+    for _ in range(STREAMS - 1):
+        card, stream = aj.create_stream(card)
+        streams.append(int(stream))
+    card, event = aj.create_event(card)
+    return card, [0, *streams], event
+
+
+def pieces_of(card):
+    """Return (start, size, asked, stream; -1 = nobody's) of every block, in bytes."""
+    blocks = np.asarray(card.hbm.blocks, np.int64).T[: int(card.hbm.words[HeapWord.COUNT])]
+    host = card.streams.shape[0] - 1
+    rows = []
+    for block in blocks:
+        stream = int(block[HeapEntry.FLAGS]) >> 16
+        idle = bool(block[HeapEntry.FLAGS] & HeapFlag.IDLE)
+        asked = int(block[HeapEntry.ASKED] * 64 + block[HeapEntry.REST])
+        sizes = int(block[HeapEntry.START]) * 64, int(block[HeapEntry.SIZE]) * 64
+        rows.append((*sizes, asked, (NOBODY if stream == host else stream) if idle else None))
+    return rows
+
+
+def pieces_of_twin(twin):
+    pieces = sorted(twin.pieces, key=lambda piece: piece.start)
+    return [(p.start, p.size, p.asked, None if p.asked else p.stream) for p in pieces]
+
+
+def random_program(card, streams, event, seed, calls=40):
+    rng = random.Random(seed)
+    reuse, threshold = rng.choice(REUSE), rng.choice([0, 0, 6 * MIB])
+    reserved, most = rng.choice([0, 0, 8 * MIB, 3 * MIB]), rng.choice([24 * MIB, HBM_BYTES])
+    card, pool = aj.mem_pool_create(card, reserved, max_bytes=most, release_threshold_bytes=threshold, reuse=reuse)
+    twin = PoolTwin(2 * MIB, HBM_BYTES, reserved, most, threshold, int(reuse))
+    live, waited = [], []
+    for _ in range(calls):
+        call = rng.choices(["alloc", "free", "work", "wait", "sync", "trim"], [10, 8, 4, 4, 1, 1])[0]
+        stream = rng.choice(streams)
+        code = 0
+        if call == "alloc":
+            nbytes = rng.choice([1, 2 * MIB, 3 * MIB, 5 * MIB, 9 * MIB, 40 * MIB, 0, -4])
+            card, pointer = aj.mem_pool_alloc(card, pool, nbytes, stream)
+            code, expected = twin.alloc(nbytes, stream, waited)
+            assert int(pointer) == expected
+            live += [expected] if expected else []
+        elif call == "free":
+            pointer = rng.choice(live) if live and rng.random() < 0.9 else rng.choice([0, 5, 32768])
+            card = aj.mem_pool_free(card, pointer, stream)
+            code = twin.free(pointer, stream)
+            live = [one for one in live if one != pointer]
+        elif call == "work":
+            card = aj.record_event(card, event, stream)
+            twin.enqueue(stream)
+        elif call == "wait":
+            other = rng.choice([one for one in streams if one != stream])
+            card = aj.stream_wait_event(aj.record_event(card, event, other), stream, event)
+            record = twin.enqueue(other)
+            twin.enqueue(stream, record)
+            waited.append((stream, record))
+        elif call == "sync":
+            card = aj.synchronize_device(card)
+            twin.synchronize()
+        else:
+            keep = rng.choice([0, 4 * MIB])
+            card = aj.mem_pool_trim(card, pool, keep)
+            twin.trim(keep)
+        assert int(aj.last_code(card)) == code, call
+        assert pieces_of(card) == pieces_of_twin(twin), call
+        stats = aj.mem_pool_stats(card, pool)
+        assert (stats.reserved_bytes, stats.used_bytes) == (twin.reserved, twin.used)
+        assert (stats.reserved_high_bytes, stats.used_high_bytes) == (twin.reserved_high, twin.used_high)
+        assert HBM_BYTES - 2 * MIB - aj.mem_get_info(card)[0] == twin.reserved
+        assert int(card.hbm.words[HeapWord.IDLE]) * 64 == twin.reserved - twin.used
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_programs_equal_the_twin(small_card, seed):
+    random_program(*small_card, seed)
+
+
+def test_a_block_waits_for_the_stream_it_was_given_back_in(small_card):
+    card, (_, s, t), event = small_card
+    card, pool = aj.mem_pool_create(card, 2 * MIB, reuse=aj.PoolReuse.FOLLOW_EVENTS)
+    card, a = aj.mem_pool_alloc(card, pool, 2 * MIB, s)
+    card = aj.mem_pool_free(aj.value_write(card, a, 1, s), a, s)
+    same, again = aj.mem_pool_alloc(card, pool, 2 * MIB, s)
+    other, elsewhere = aj.mem_pool_alloc(card, pool, 2 * MIB, t)
+    card = aj.stream_wait_event(aj.record_event(card, event, s), t, event)
+    linked, after = aj.mem_pool_alloc(card, pool, 2 * MIB, t)
+    assert int(again) == int(a) == int(after) != int(elsewhere)
+    for each in (same, other, linked):
+        aj.raise_if_error(each)
+
+
+def test_refusals_and_their_codes(small_card):
+    card, (_, s, _), _ = small_card
+    code = aj.Code
+    card, pool = aj.mem_pool_create(card, 0, max_bytes=4 * MIB)
+    card, a = aj.mem_pool_alloc(card, pool, 4 * MIB, s)
+    before = pieces_of(card)
+    refused = {
+        "unknown pool": (aj.mem_pool_alloc(card, 77, 64, s)[0], code.RT_PARAM_INVALID),
+        "unknown stream": (aj.mem_pool_alloc(card, pool, 64, 999)[0], code.RT_STREAM_CONTEXT),
+        "zero": (aj.mem_pool_alloc(card, pool, 0, s)[0], code.INVALID_PARAM),
+        "beyond the limit": (aj.mem_pool_alloc(card, pool, 64, s)[0], code.MEMORY_ALLOCATION),
+        "null": (aj.mem_pool_free(card, 0, s), code.INVALID_PARAM),
+        "inside a block": (aj.mem_pool_free(card, a + 1, s), code.RT_PARAM_INVALID),
+        "plain free of a pool's block": (aj.free(card, a), code.RT_PARAM_INVALID),
+        "destroy in use": (aj.mem_pool_destroy(card, pool), code.RT_PARAM_INVALID),
+        "negative trim": (aj.mem_pool_trim(card, pool, -1), code.INVALID_PARAM),
+        "reserve too much": (aj.mem_pool_create(card, 100 * MIB)[0], code.MEMORY_ALLOCATION),
+        "more than allowed": (aj.mem_pool_create(card, 8 * MIB, max_bytes=4 * MIB)[0], code.INVALID_PARAM),
+        "unknown reuse": (aj.mem_pool_create(card, 0, reuse=8)[0], code.INVALID_PARAM),
+    }
+    for name, (after, expected) in refused.items():
+        assert (name, int(aj.last_code(after))) == (name, expected)
+        assert pieces_of(after) == before, name
+    report = aj.out_of_memory(refused["beyond the limit"][0])
+    assert (report.requested_bytes, report.memory) == (64, "device") and "test_pools.py" in report.site
+    done = aj.mem_pool_destroy(aj.mem_pool_free(card, a, s), pool)
+    aj.raise_if_error(done)
+    assert pieces_of(done) == []
+    assert int(aj.last_code(aj.mem_pool_destroy(done, pool))) == code.RT_PARAM_INVALID
+    assert int(aj.last_code(aj.mem_pool_free(aj.mem_pool_free(card, a, s), a, s))) == code.RT_PARAM_INVALID
+    with pytest.raises(ValueError, match="no such pool"):
+        aj.mem_pool_stats(done, pool)
+
+
+def test_lanes_equal_a_loop(small_card):
+    card, (_, s, _), _ = small_card
+
+    def run(nbytes):
+        now, pool = aj.mem_pool_create(card, 4 * MIB, site=1)
+        now, a = aj.mem_pool_alloc(now, pool, nbytes, s, site=1)
+        now = aj.mem_pool_free(now, a, s, site=1)
+        now, b = aj.mem_pool_alloc(now, pool, 2 * nbytes, s, site=1)
+        return now.hbm.blocks, now.hbm.words, now.pools, now.status, b
+
+    sizes = jnp.array([1, 2 * MIB, 5 * MIB, 0, 9 * MIB], jnp.int32)
+    together, one = jax.jit(jax.vmap(run))(sizes), jax.jit(run)
+    for lane, size in enumerate(sizes):
+        for batched, alone in zip(together, one(size), strict=True):
+            np.testing.assert_array_equal(batched[lane], alone)
+
+
+def test_a_device_reset_takes_the_pools_with_it(small_card):
+    card, pool = aj.mem_pool_create(small_card[0], 4 * MIB)
+    card = aj.set_device(aj.reset_device(card))
+    assert aj.mem_get_info(card) == (HBM_BYTES - 2 * MIB, HBM_BYTES)
+    assert int(aj.last_code(aj.mem_pool_alloc(card, pool, 64, 0)[0])) == aj.Code.RT_PARAM_INVALID
