@@ -1,7 +1,7 @@
 """What a chip is: the ordered table of fields that every chip file fills and every `ChipSpec` holds."""
 
-COUNT, BYTES, HZ, NS, RATE, RATIO, BYTES_PER_CYCLE, MACS = (
-    "count", "bytes", "Hz", "ns", "bytes/s", "ratio", "bytes/cycle", "MAC/cycle"
+COUNT, BYTES, HZ, NS, RATE, RATIO, BYTES_PER_CYCLE, MACS, CYCLES = (
+    "count", "bytes", "Hz", "ns", "bytes/s", "ratio", "bytes/cycle", "MAC/cycle", "cycles"
 )  # fmt: skip
 
 FIELDS: dict[str, tuple[str, str]] = {
@@ -32,6 +32,20 @@ FIELDS: dict[str, tuple[str, str]] = {
     "l1_l0a_bytes_per_s": (RATE, "L1 to L0A"),
     "l1_l0b_bytes_per_s": (RATE, "L1 to L0B"),
     "l0c_gm_bytes_per_s": (RATE, "L0C to device memory, fp32"),
+    # What keeps a data path below its rate.
+    "gm_group_read_bytes_per_s": (RATE, "device memory to all vector cores beside one cube core together"),
+    "gm_group_write_bytes_per_s": (RATE, "all vector cores beside one cube core to device memory together"),
+    "ub_port_bytes_per_s": (RATE, "loads and stores of one vector core together, while both run"),
+    "hbm_efficiency": (RATIO, "share of hbm_bytes_per_s that long reads reach"),
+    "l2_line_bytes": (BYTES, "L2 line; copies that start on one are fast"),
+    "l2_effective_share": (RATIO, "share of L2 that holds data for the next pass (fitted)"),
+    "burst_overhead_bytes": (BYTES, "contiguous run at which device memory reaches half its rate (fitted)"),
+    "unaligned_share": (RATIO, "rate left when runs start off an L2 line"),
+    "same_line_share": (RATIO, "rate left when all cores walk the same lines in one order"),
+    "unaligned_nd2nz_share": (RATIO, "rate left when a copy to L1 also reorders rows that start off a line"),
+    "flag_cycles": (CYCLES, "wait of one queue for another, SetFlag to WaitFlag (fitted)"),
+    "copy_issue_cycles": (CYCLES, "cycles of one copy instruction in its queue, however short (fitted)"),
+    "scalar_fma_cycles": (CYCLES, "one dependent multiply-add of the scalar unit"),
     # Copy engines.
     "h2d_bytes_per_s": (RATE, "host to device"),
     "d2h_bytes_per_s": (RATE, "device to host"),
@@ -39,6 +53,13 @@ FIELDS: dict[str, tuple[str, str]] = {
     "copy_latency_ns": (NS, "device time of one copy task before the first byte"),
     # Kernels.
     "kernel_head_ns": (NS, "device time of a kernel before its first block computes"),
+    "kernel_end_ns": (NS, "task time outside the cores, after the last block"),
+    "kernel_gap_ns": (NS, "idle time between two kernels of one graph"),
+    "overlap_loss": (RATIO, "share of hidden queues' time that shows in a tile loop (fitted)"),
+    "miss_exposed": (RATIO, "share of L2 misses' time that double buffering does not hide (fitted)"),
+    "matmul_fixed_ns": (NS, "time of a library matmul that no shape changes (fitted)"),
+    "tiling_cycles": (CYCLES, "scalar cycles a base tile costs where tiling is no compile-time constant (fitted)"),
+    "attention_start_ns": (NS, "time of a hand-written attention kernel that no shape changes (fitted)"),
     "attention_fixed_ns": (NS, "time of fused attention that no shape changes (fitted)"),
     "attention_overlap_loss": (RATIO, "share of hidden units' time that shows in attention (fitted)"),
     # Host time per call.
@@ -52,6 +73,23 @@ FIELDS: dict[str, tuple[str, str]] = {
     "host_sync_ns": (NS, "synchronise an idle stream"),
     "host_op_prepare_ns": (NS, "first phase of an operator call: checks, tiling, workspace size"),
     "host_framework_ns": (NS, "operator call through an eager framework, enqueue included"),
+    # Links between devices.
+    "fabric_kind": (COUNT, "how the devices of a server are joined, index into chip.links.FABRICS"),
+    "server_devices": (COUNT, "devices joined by that fabric"),
+    "fabric_links": (COUNT, "links of one device"),
+    "fabric_link_bytes_per_s": (RATE, "one link, one direction"),
+    "fabric_latency_ns": (NS, "first byte of a copy between devices"),
+    "fabric_copy_efficiency": (RATIO, "share of the links' rate that a copy reaches"),
+    "die_bytes_per_s": (RATE, "between two dies of one package, one direction"),
+    "die_latency_ns": (NS, "first byte between two dies"),
+    "network_bytes_per_s": (RATE, "RoCE of one device"),
+    "network_latency_ns": (NS, "first byte between servers"),
+    "pcie_bytes_per_s": (RATE, "PCIe between groups of devices without a common fabric"),
+    "collective_step_ns": (NS, "latency of one step of a collective (alpha)"),
+    "collective_efficiency": (RATIO, "share of the links' rate that a collective reaches"),
+    "collective_chunk_bytes": (BYTES, "message that a collective moves before its pipeline is full (fitted)"),
+    "collective_fill_bytes_per_s": (RATE, "rate at which that first chunk passes (fitted)"),
+    "collective_host_ns": (NS, "host time around one blocking collective of several processes"),
     # Limits of the runtime.
     "max_streams": (COUNT, "streams per device"),
     "max_events": (COUNT, "events per device"),
@@ -61,6 +99,16 @@ FIELDS: dict[str, tuple[str, str]] = {
 }  # unit, meaning
 
 INDEX: dict[str, int] = {name: index for index, name in enumerate(FIELDS)}
-MAY_BE_ZERO = frozenset({"malloc_pad_bytes", "attention_overlap_loss"})
+MAY_BE_ZERO = frozenset(
+    {
+        "malloc_pad_bytes",
+        "attention_overlap_loss",
+        "overlap_loss",
+        "miss_exposed",
+        "tiling_cycles",
+        "burst_overhead_bytes",
+    }
+    | {"fabric_kind", "fabric_links"}
+)
 EXACT_UNITS = frozenset({COUNT, BYTES, HZ, NS, BYTES_PER_CYCLE, MACS})  # values that float32 must hold
 CERTAINTIES = ("high", "medium", "low")

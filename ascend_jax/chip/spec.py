@@ -18,13 +18,19 @@ from ascend_jax.chip.fields import CERTAINTIES, COUNT, EXACT_UNITS, FIELDS, INDE
 _FLOAT32 = np.finfo(np.float32)
 _FIRST_910B = (
     "in CANN's platform files it is a 30-core, 900 MHz SKU of the first-generation 910, no Atlas A2 card; "
-    "for Atlas A2 name the SKU that npu-smi shows: Ascend910B1, Ascend910B2, Ascend910B3 or Ascend910B4"
+    "for Atlas A2 name the SKU that npu-smi shows: Ascend910B1, Ascend910B2, Ascend910B3 or Ascend910B4; "
+    "if that first-generation SKU is meant, ask for Ascend910B_gen1"
 )
+_STEP_BYTES = 16 * 16 * 4  # one operand of the smallest cube step
+_PAGE_BYTES = 2 << 20
 _REFUSED = {
     "910b": _FIRST_910B,
     "910c": "a 910C package shows as two devices, one per die; ask for one die: Ascend910_9392",
     "910": "it names a generation, not a chip; the first-generation training chip is Ascend910A",
     "310p": "it names a generation, not a chip; ask for Ascend310P3",
+    "310b": "it names a generation, not a chip; ask for Ascend310B1",
+    "950": "it names a generation, not a chip; ask for Ascend950PR_9589",
+    "950pr": "it names a product line, not a chip; ask for Ascend950PR_9589",
 }
 
 
@@ -86,20 +92,21 @@ def chips() -> tuple[str, ...]:
         True
     """
     stems = (entry.name.removesuffix(".toml") for entry in _data().iterdir() if entry.name.endswith(".toml"))
-    return tuple(sorted(stem for stem in stems if not stem.startswith("family-")))
+    return tuple(sorted(stem for stem in stems if not stem.startswith(("family-", "instructions"))))
 
 
 def chip(name: str) -> ChipSpec:
-    """Chip of the catalogue, by full name or without "Ascend", in any case.
+    """Chip of the catalogue, by full name or without "Ascend", in any case; or of a file, by a path that ends in .toml.
 
     Raises:
-        ValueError: No such chip, or a name that would be misread (Ascend910B is not an Atlas A2 card).
+        ValueError: No such chip, or a name that would be misread (Ascend910B is not an Atlas A2 card); for a file, as
+            `load_chip_file`.
 
     Example:
         >>> chip("910b2").name
         'Ascend910B2'
     """
-    return _load(_resolve(name))[0]
+    return _find(name)[0]
 
 
 def chip_sheet(name: str) -> list[tuple[str, float, str, str, str]]:
@@ -112,7 +119,7 @@ def chip_sheet(name: str) -> list[tuple[str, float, str, str, str]]:
         >>> chip_sheet("910B4")[0][:3]
         ('cube_cores', 20, 'count')
     """
-    table = _load(_resolve(name))[1]
+    table = _find(name)[1]
     return [
         (field, table[field]["value"], FIELDS[field][0], table[field]["source"], table[field]["certainty"])
         for field in FIELDS
@@ -185,6 +192,15 @@ def _resolve(name: str) -> str:
     raise ValueError(f"unknown chip {name!r}; known: {', '.join(known.values())} (ascend_jax.chips() lists them)")
 
 
+def _find(name: str) -> tuple[ChipSpec, dict[str, Any]]:
+    if not name.endswith(".toml"):
+        return _load(_resolve(name))
+    try:
+        return _read_chip(Path(name))
+    except OSError as error:
+        raise ValueError(f"chip file {name}: {error.strerror or error}; give the path of a .toml file") from None
+
+
 @functools.cache
 def _load(name: str) -> tuple[ChipSpec, dict[str, Any]]:
     return _read_chip(_data().joinpath(f"{name}.toml"))
@@ -203,8 +219,24 @@ def _read_chip(path: Traversable) -> tuple[ChipSpec, dict[str, Any]]:
             rule = f"a chip states every field ({FIELDS[field][1]}), itself or through its base"
             raise ValueError(f"{path}: field {field} is missing; rule: {rule}")
     values = np.array([_checked(path, field, table[field]) for field in FIELDS], np.float32)
+    _check_together(path, table)
     values.flags.writeable = False
     return ChipSpec(values, path.name.removesuffix(".toml"), **meta), table
+
+
+def _check_together(path: Traversable, table: dict[str, Any]) -> None:
+    """Refuse values that are possible one by one but not in one chip."""
+    value = {field: table[field]["value"] for field in FIELDS}
+    least = {"l0a_bytes": _STEP_BYTES, "l0b_bytes": _STEP_BYTES, "l0c_bytes": _STEP_BYTES, "l1_bytes": 4 * _STEP_BYTES}
+    least |= {"ub_bytes": 4 * value["vector_bytes_per_cycle"], "l2_bytes": value["l2_line_bytes"]}
+    least |= {"vector_cores": value["cube_cores"] * value["vector_per_cube"], "hbm_bytes": _PAGE_BYTES}
+    for field, bound in least.items():
+        if value[field] < bound:
+            what = (
+                "the vector cores beside all cube cores" if field == "vector_cores" else "what the smallest tile takes"
+            )
+            what = "one page" if field == "hbm_bytes" else "one line" if field == "l2_bytes" else what
+            raise ValueError(f"{path}: field {field} is {value[field]!r}; rule: at least {bound}, {what}")
 
 
 def _read_with_base(path: Traversable, seen: tuple[str, ...]) -> dict[str, Any]:

@@ -28,10 +28,28 @@ def parser() -> argparse.ArgumentParser:
     chips = commands.add_parser("chips", help="list the chips, or show all that is known of one")
     chips.add_argument("name", nargs="?", help="chip to show, for example Ascend910B2")
     chips.add_argument("--json", action="store_true", help="print JSON")
+    _add_timing(commands)
     info = commands.add_parser("info", help="versions, and the card a program sees")
     info.add_argument("--chip", default="Ascend910B2", metavar="NAME", help="chip (default %(default)s)")
     info.add_argument("--json", action="store_true", help="print JSON")
     return top
+
+
+def _add_timing(commands: argparse._SubParsersAction) -> None:
+    check = commands.add_parser("validate", help="compare predicted times with a file of measurements")
+    check.add_argument("--targets", metavar="CSV", help="measurements (default: those that the model was fitted to)")
+    check.add_argument("--json", action="store_true", help="print JSON")
+    roof = commands.add_parser(
+        "roofline",
+        help="operators or a program against the peak and the memory rate of a chip",
+        epilog="example: ascend-jax roofline matmul:4096x4096x4096 flash_attention:1x32x4096x4096x128",
+    )
+    roof.add_argument("operators", nargs="*", metavar="NAME:SIZES", help="operator and shape, sizes joined by x")
+    roof.add_argument("--dtype", choices=("float16", "bfloat16", "float32", "int8"), default="float16")
+    roof.add_argument("--chip", default="Ascend910B2", metavar="NAME", help="chip (default %(default)s)")
+    roof.add_argument("--program", metavar="FILE", help="saved program whose kernels to draw")
+    roof.add_argument("--svg", metavar="FILE", help="write the picture to this .svg file")
+    roof.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_run(commands: argparse._SubParsersAction) -> None:
@@ -74,6 +92,10 @@ def main(argv: Sequence[str]) -> int:
                 return _run_flash_attention(options)
             case "chips":
                 return _chips(options)
+            case "validate":
+                return _validate(options)
+            case "roofline":
+                return _roofline(options)
             case _:
                 return _info(options)
     except UsageError as error:
@@ -120,6 +142,29 @@ def _chips(options: argparse.Namespace) -> int:
     from ascend_jax.cli import chip_report
 
     print(chip_report.chips(options.name, as_json=options.json))
+    return 0
+
+
+def _validate(options: argparse.Namespace) -> int:
+    from ascend_jax.cli import validation_report
+
+    print(validation_report.validate(options.targets, as_json=options.json))
+    return 0
+
+
+def _roofline(options: argparse.Namespace) -> int:
+    from ascend_jax.cli import files, roofline_report
+
+    files.check_writable({"--svg": options.svg} if options.svg is not None else {})
+    text = roofline_report.report(
+        options.operators,
+        dtype=options.dtype,
+        chip=options.chip,
+        program=options.program,
+        svg=options.svg,
+        as_json=options.json,
+    )
+    print(text)
     return 0
 
 

@@ -9,27 +9,64 @@ import numpy as np
 import pytest
 
 from ascend_jax.chip import FIELDS, ChipSpec, chip, chip_sheet, chips, load_chip_file, peak_flops
+from ascend_jax.chip.fields import MAY_BE_ZERO
 
 NAMES = (
+    "Ascend310",
+    "Ascend310B1",
+    "Ascend310P1",
     "Ascend310P3",
     "Ascend910A",
     "Ascend910B1",
     "Ascend910B2",
+    "Ascend910B2C",
     "Ascend910B3",
     "Ascend910B4",
+    "Ascend910B4-1",
+    "Ascend910B_gen1",
+    "Ascend910PremiumA",
+    "Ascend910ProA",
+    "Ascend910ProB",
+    "Ascend910_9362",
+    "Ascend910_9372",
+    "Ascend910_9381",
+    "Ascend910_9382",
+    "Ascend910_9391",
     "Ascend910_9392",
+    "Ascend950DT_9581",
+    "Ascend950DT_9591",
+    "Ascend950PR_9589",
+    "Ascend950PR_9599",
 )
 MIB, GIB = 1 << 20, 1 << 30
 
 # cube cores, vector cores, MHz, HBM bytes, L2 MiB, L1 KiB, L0C KiB, UB KiB, fp16 TFLOPS
 EXPECTED = {
     "Ascend910A": (32, 32, 1000, 32 * GIB, 32, 1024, 256, 256, 262.14),
+    "Ascend910PremiumA": (32, 32, 1220, 32 * GIB, 32, 1024, 256, 256, 319.82),
+    "Ascend910ProA": (32, 32, 1100, 32 * GIB, 32, 1024, 256, 256, 288.36),
+    "Ascend910ProB": (30, 30, 1150, 32 * GIB, 32, 1024, 256, 256, 282.62),
+    "Ascend910B_gen1": (30, 30, 900, 32 * GIB, 32, 1024, 256, 256, 221.18),
     "Ascend910B1": (24, 48, 1850, 64 * GIB, 192, 512, 128, 192, 363.72),
     "Ascend910B2": (24, 48, 1800, 64 * GIB, 192, 512, 128, 192, 353.89),
+    "Ascend910B2C": (24, 48, 1800, 64 * GIB, 192, 512, 128, 192, 353.89),
     "Ascend910B3": (20, 40, 1800, 64 * GIB, 192, 512, 128, 192, 294.91),
     "Ascend910B4": (20, 40, 1500, 32 * GIB, 96, 512, 128, 192, 245.76),
+    "Ascend910B4-1": (20, 40, 1500, 32 * GIB, 168, 512, 128, 192, 245.76),
+    "Ascend910_9391": (24, 48, 1850, 64 * GIB, 192, 512, 128, 192, 363.72),
     "Ascend910_9392": (24, 48, 1850, 64 * GIB, 192, 512, 128, 192, 363.72),
+    "Ascend910_9381": (24, 48, 1800, 64 * GIB, 192, 512, 128, 192, 353.89),
+    "Ascend910_9382": (24, 48, 1800, 64 * GIB, 192, 512, 128, 192, 353.89),
+    "Ascend910_9372": (20, 40, 1800, 64 * GIB, 192, 512, 128, 192, 294.91),
+    "Ascend910_9362": (20, 40, 1500, 64 * GIB, 168, 512, 128, 192, 245.76),
+    "Ascend310": (2, 2, 680, 8 * GIB, 8, 1024, 256, 248, 11.14),
+    "Ascend310P1": (10, 18, 1060, 23999807488, 16, 1024, 256, 256, 86.84),
     "Ascend310P3": (8, 15, 1060, 23999807488, 16, 1024, 256, 256, 69.47),
+    "Ascend310B1": (1, 1, 1224, 32 * GIB, 4, 1024, 128, 248, 10.03),
+    "Ascend950PR_9589": (32, 64, 1650, 128 * GIB, 128, 512, 256, 248, 432.54),
+    "Ascend950PR_9599": (36, 72, 1800, 128 * GIB, 128, 512, 256, 248, 530.84),
+    "Ascend950DT_9581": (32, 64, 1650, 144 * GIB, 128, 512, 256, 248, 432.54),
+    "Ascend950DT_9591": (36, 72, 1800, 144 * GIB, 128, 512, 256, 248, 530.84),
 }
 
 
@@ -54,7 +91,7 @@ def test_every_value_is_stated_positive_and_as_written(name):
     spec, sheet = chip(name), chip_sheet(name)
     assert [row[0] for row in sheet] == list(FIELDS)
     for field, value, unit, source, certainty in sheet:
-        assert value > 0 and math.isfinite(value), field
+        assert (value > 0 or field in MAY_BE_ZERO) and math.isfinite(value), field
         assert source and certainty in ("high", "medium", "low")
         if unit in ("bytes", "count", "Hz", "ns"):
             assert int(spec[field]) == value, f"{field} is not exact in float32"
@@ -88,6 +125,16 @@ def test_runtime_limits(name, streams, events, depth):
 def test_only_measured_chips_call_themselves_calibrated():
     calibrated = {name for name in NAMES if chip(name).calibration == "calibrated"}
     assert calibrated == {"Ascend910B1", "Ascend910B2", "Ascend910B3", "Ascend910B4"}
+
+
+def test_the_first_generation_sku_has_a_name_of_its_own():
+    assert chip("910B_gen1").family == "910 first gen" and int(chip("910B_gen1")["fabric_kind"]) == 2
+
+
+@pytest.mark.parametrize("name", ["310p", "310b", "950", "950PR", "910"])
+def test_generations_are_no_chips(name):
+    with pytest.raises(ValueError, match=r"refused.*no(t a)? chip|names a (generation|product line)"):
+        chip(name)
 
 
 @pytest.mark.parametrize("alias", ["910B2", "910b2", "ascend910b2", "ASCEND910B2", " Ascend910B2 "])
@@ -201,6 +248,31 @@ def test_bad_files_are_named(tmp_path, text, rule):
     with pytest.raises(ValueError, match=rule) as error:
         _write(tmp_path / "Bad.toml", text)
     assert "Bad.toml" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("l1_bytes", "1024", "at least 4096, what the smallest tile takes"),
+        ("l0a_bytes", "512", "at least 1024"),
+        ("ub_bytes", "512", "at least 1024"),
+        ("vector_cores", "24", "at least 48, the vector cores beside all cube cores"),
+        ("hbm_bytes", "4096", "one page"),
+        ("l2_bytes", "64", "one line"),
+    ],
+)
+def test_values_that_cannot_be_together(tmp_path, field, value, rule):
+    with pytest.raises(ValueError, match=rule) as error:
+        _write(tmp_path / "Bad.toml", f'{field} = {{ value = {value}, source = "test", certainty = "low" }}')
+    assert field in str(error.value)
+
+
+def test_a_path_is_a_chip_too(tmp_path):
+    _write(tmp_path / "Mine.toml", 'calibration = "uncalibrated"')
+    assert chip(str(tmp_path / "Mine.toml")).name == "Mine"
+    assert chip_sheet(str(tmp_path / "Mine.toml"))[0][:2] == ("cube_cores", 24)
+    with pytest.raises(ValueError, match=r"none\.toml: No such file"):
+        chip(str(tmp_path / "none.toml"))
 
 
 def test_missing_field_base_and_cycle(tmp_path):

@@ -1,8 +1,6 @@
 """Attention tiles and times against a plain Python twin and the published times of the vendor operator."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import chex
 import jax
@@ -285,21 +283,3 @@ def test_bad_shapes_are_refused(change, message):
         AttentionShape(**(good | change))
     with pytest.raises(ValueError, match="multiples of 16"):
         attention_cost(SPEC, AttentionShape(**good), (20, 64))
-
-
-def test_fit_finds_the_constants_of_the_catalogue(tmp_path):
-    tool = Path(__file__).parents[2] / "tools" / "fit_attention.py"
-    loaded = importlib.util.spec_from_file_location("fit_attention", tool)
-    fit_attention = importlib.util.module_from_spec(loaded)
-    loaded.loader.exec_module(fit_attention)
-    table = tmp_path / "rows.csv"
-    lines = [f"910B2,fa_fwd_vendor,fp16,1,1,{s},{s},128,0,{us},us" for s, us in MEASURED_US.items()]
-    lines.append("910B2,fa_fwd,fp16,1,1,1024,1024,128,0,20.96,us")
-    table.write_text("soc,kind,dtype,batch,heads,sq,sk,d,causal,value,unit\n" + "\n".join(lines))
-    rows = fit_attention.read_rows(str(table), SPEC.name, "fa_fwd_vendor")
-    assert len(rows) == 3
-    fitted = fit_attention.fit(SPEC.replace(attention_fixed_ns=10_000, attention_overlap_loss=0.5), rows)
-    assert float(fitted["attention_fixed_ns"]) == pytest.approx(float(SPEC["attention_fixed_ns"]), rel=0.02)
-    assert float(fitted["attention_overlap_loss"]) == pytest.approx(float(SPEC["attention_overlap_loss"]), abs=0.01)
-    errors = [line["error_percent"] for line in fit_attention.report(fitted, rows)["rows"]]
-    assert max(map(abs, errors)) < 10

@@ -179,10 +179,15 @@ def choose_tile(spec: ChipSpec, shape: AttentionShape, cores: Any = None) -> Att
     Raises:
         ValueError: cores is below 1.
     """
-    works = _Work(*(np.stack(column) for column in zip(*(_work(shape, tile) for tile in TILES), strict=True)))
-    costs = jax.vmap(lambda work: _cost(spec, shape, work, cores))(works)
+    costs = tile_costs(spec, shape, cores)
     best = jnp.argmin(costs.duration_ns)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[best], costs)
+
+
+def tile_costs(spec: ChipSpec, shape: AttentionShape, cores: Any = None) -> AttentionCost:
+    """Costs with all tiles of `TILES`, leaves `[len(TILES)]`, in one vmapped call."""
+    works = _Work(*(np.stack(column) for column in zip(*(_work(shape, tile) for tile in TILES), strict=True)))
+    return jax.vmap(lambda work: _cost(spec, shape, work, cores))(works)
 
 
 def _work(shape: AttentionShape, tile: tuple[int, int]) -> _Work:

@@ -1,0 +1,284 @@
+"""The choice of a tile: all candidates of an operator on a chip at once, the fastest legal one, and why it wins.
+
+>>> from ascend_jax.ops import tiling
+>>> best = tiling.choose("matmul", (4096, 4096, 4096), "float16", "Ascend910B2")
+>>> best.limit, best.confidence.label
+('cube', 'calibrated')
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ascend_jax.chip.onchip import LEVELS, OnChipPlan, require
+from ascend_jax.chip.spec import ChipSpec, chip
+from ascend_jax.ops.attention import tiling as forward
+from ascend_jax.ops.attention.tiling import AttentionShape
+from ascend_jax.ops.timing import attention, matmul, vector
+from ascend_jax.ops.timing.confidence import Confidence, confidence
+from ascend_jax.ops.timing.matmul import MatmulShape, Tile
+from ascend_jax.ops.timing.measured import Measurements
+from ascend_jax.ops.timing.targets import DTYPE_BYTES
+from ascend_jax.ops.timing.vector import OPERATORS, VectorShape
+from ascend_jax.runtime.kernels import LIMITS as UNITS
+
+_ROOM = 64  # times the on-chip memory: shows what a tile would take if it fitted
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One tile."""
+
+    tile: dict[str, int]  # by the names of its sides
+    time_us: float  # as if it fitted
+    limit: str  # unit that bounds it
+    refused: str  # "" if legal, else "LEVEL: asked, available" of each level that is too small
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The fastest legal tile."""
+
+    operator: str
+    chip: str
+    tile: dict[str, int]
+    time_us: float
+    limit: str  # cube, vector, scalar, mte1, mte2, mte3, fixpipe, memory, hbm, launch or fixed
+    why: str  # one or two sentences
+    flop: float
+    hbm_bytes: float
+    confidence: Confidence
+    candidates: tuple[Candidate, ...]  # all tiles, fastest legal first, then the refused ones
+
+
+class _Family:
+    """What `choose` needs of an operator family."""
+
+    def __init__(self, group: str, sides: tuple[str, ...], tiles: Sequence[Any], limits: tuple[str, ...]) -> None:
+        self.group, self.sides, self.limits = group, sides, limits
+        self.tiles = tiles
+
+
+def choose(
+    operator: str,
+    shape: Any,
+    dtype: str,
+    chip_or_name: ChipSpec | str,
+    *,
+    measurements: Measurements | None = None,
+) -> Choice:
+    """Evaluate all tiles of an operator in one vmapped call and choose the fastest that fits.
+
+    Args:
+        operator: "matmul", "flash_attention", "flash_attention_backward", or a vector operator
+            (`ops.timing.vector.OPERATORS`: add, softmax, layer_norm, transpose, copy, ...).
+        shape: matmul (m, n, k) or (m, n, k, batch); attention an `AttentionShape` or (batch, heads, q_len, kv_len,
+            dim); vector operators (rows, columns).
+        dtype: "float16", "bfloat16", "float32", "int8" (or fp16, bf16, fp32).
+        chip_or_name: A chip or its name.
+        measurements: Your own times; one of this operator, shape and dtype replaces the predicted time.
+
+    Raises:
+        ValueError: Unknown operator, dtype or chip, a shape of the wrong length, or no tile fits (names the level).
+    """
+    spec = chip(chip_or_name) if isinstance(chip_or_name, str) else chip_or_name
+    full, size = _problem(operator, shape, dtype), _dtype_bytes(dtype)
+    family = _family(operator, size)
+    found = _evaluate(operator, full)(spec)
+    roomy = _evaluate(operator, full)(_with_room(spec))
+    durations, ideal = np.asarray(found.duration_ns), np.asarray(roomy.duration_ns)
+    limits = [family.limits[int(each)] for each in np.asarray(roomy.limit)]
+    order = np.lexsort((np.arange(len(ideal)), ideal, ~np.isfinite(durations)))
+    candidates = tuple(
+        Candidate(
+            _named(family, i),
+            round(float(ideal[i]) / 1e3, 3),
+            limits[i],
+            "" if np.isfinite(durations[i]) else _refusal(_place(operator, spec, full, family.tiles[i])),
+        )
+        for i in order
+    )
+    if candidates[0].refused:
+        raise ValueError(f"{operator} {_spelled(full)} on {spec.name}: no tile fits; smallest: {candidates[0].refused}")
+    best = int(order[0])
+    flop, hbm_bytes = _flop(operator, full), float(np.asarray(found.hbm_bytes)[best])
+    time_us, limit = float(durations[best]) / 1e3, family.limits[int(np.asarray(found.limit)[best])]
+    why = _explain(candidates, limit)
+    trust = confidence(spec, family.group, dtype, flop or hbm_bytes)
+    measured = measurements.find(operator, input_shapes(operator, full), dtype) if measurements else None
+    if measured is not None:
+        time_us, trust = measured, Confidence("calibrated", 0.0, f"measured: {measurements.source}")  # type: ignore[union-attr]
+    return Choice(operator, spec.name, _named(family, best), time_us, limit, why, flop, hbm_bytes, trust, candidates)
+
+
+def check(operator: str, shape: Any, dtype: str, chip_or_name: ChipSpec | str, tile: Sequence[int]) -> OnChipPlan:
+    """Where the buffers of a tile of your own lie, by level.
+
+    Raises:
+        OnChipError: The tile does not fit; names each level, the bytes asked for and the bytes available.
+        ValueError: As `choose`, or a tile of the wrong length.
+
+    Example:
+        >>> check("matmul", (4096, 4096, 4096), "float16", "910B2", (256, 256, 64, 1))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ascend_jax.chip.onchip.OnChipError: buffers do not fit: L0C: 262144 bytes asked for, 131072 available; ...
+    """
+    spec = chip(chip_or_name) if isinstance(chip_or_name, str) else chip_or_name
+    family = _family(operator, _dtype_bytes(dtype))
+    if len(tile) != len(family.sides):
+        raise ValueError(f"tile {tuple(tile)}: {operator} takes {len(family.sides)} sides: {', '.join(family.sides)}")
+    if min(tile) < 1:
+        raise ValueError(f"tile {tuple(tile)}: each side is at least 1")
+    given: Any = Tile(*tile) if family.group == "gemm" else tuple(tile) if len(tile) > 1 else tile[0]
+    return require(_place(operator, spec, _problem(operator, shape, dtype), given))
+
+
+def input_shapes(operator: str, full: Any) -> list[tuple[int, ...]]:
+    """Shapes of the operator's inputs, as a profile lists them."""
+    if isinstance(full, MatmulShape):
+        batch = (full.batch,) if full.batch > 1 else ()
+        return [(*batch, full.m, full.k), (*batch, full.k, full.n)]
+    if isinstance(full, AttentionShape):
+        keys = (full.batch, full.kv_heads, full.kv_len)
+        return [(full.batch, full.heads, full.q_len, full.dim), (*keys, full.dim), (*keys, full.value_dim)]
+    return [(full.rows, full.columns)] * max(full.rule.reads, 1)
+
+
+def operators() -> tuple[str, ...]:
+    """Names that `choose` takes."""
+    return ("matmul", "flash_attention", "flash_attention_backward", *OPERATORS)
+
+
+def _problem(operator: str, shape: Any, dtype: str) -> Any:
+    """The shape as the model of its operator takes it."""
+    if operator not in operators():
+        raise ValueError(f"operator {operator!r} has no tile model; known: {', '.join(operators())}")
+    if isinstance(shape, MatmulShape | AttentionShape | VectorShape):
+        return shape
+    size = _dtype_bytes(dtype)
+    names = {"matmul": "m, n, k[, batch]"}.get(operator, "batch, heads, q_len, kv_len, dim")
+    names = names if operator not in OPERATORS else "rows, columns"
+    sizes = tuple(int(n) for n in shape)
+    lengths = {"matmul": (3, 4)}.get(operator, (2,) if operator in OPERATORS else (5,))
+    if len(sizes) not in lengths:
+        raise ValueError(f"shape {sizes}: {operator} takes ({names})")
+    if operator == "matmul":
+        m, n, k, *batch = sizes
+        return MatmulShape(m, n, k, size, *batch[:1])
+    if operator in OPERATORS:
+        return VectorShape(operator, sizes[0], sizes[1], size)
+    b, heads, q_len, kv_len, dim = sizes
+    return AttentionShape(b, heads, heads, q_len, kv_len, dim, dim, size)
+
+
+def compulsory_bytes(operator: str, shape: Any, dtype: str) -> float:
+    """Bytes of all inputs and outputs, each once."""
+    full, size = _problem(operator, shape, dtype), _dtype_bytes(dtype)
+    if isinstance(full, MatmulShape):
+        return float(full.batch) * (size * (full.m * full.k + full.k * full.n) + full.output_bytes * full.m * full.n)
+    if isinstance(full, VectorShape):
+        return float(full.read_bytes + full.written_bytes)
+    queries = full.batch * full.heads * full.q_len * (full.dim + full.value_dim)
+    keys = full.batch * full.kv_heads * full.kv_len * (full.dim + full.value_dim)
+    return float(size * (queries + keys)) * (2.0 if operator == "flash_attention_backward" else 1.0)
+
+
+def _dtype_bytes(dtype: str) -> int:
+    if dtype not in DTYPE_BYTES:
+        raise ValueError(f"dtype {dtype!r}: one of {', '.join(DTYPE_BYTES)}")
+    return DTYPE_BYTES[dtype]
+
+
+def _family(operator: str, size: int) -> _Family:
+    if operator == "matmul":
+        return _Family("gemm", Tile._fields, matmul.TILES[size], matmul.LIMITS)
+    if operator == "flash_attention":
+        return _Family("attention", ("q_rows", "kv_cols"), forward.TILES, UNITS)
+    if operator == "flash_attention_backward":
+        return _Family("attention_backward", ("kv_rows", "q_cols"), attention.BACKWARD_TILES, UNITS)
+    return _Family("vector", ("elements",), vector.TILES, vector.LIMITS)
+
+
+def _evaluate(operator: str, full: Any) -> Callable[[ChipSpec], Any]:
+    """Costs of all tiles under one jit; sizes of matmul and vector operators are arguments, so shapes share it."""
+    if operator == "matmul":
+        return lambda spec: _matmul_costs(spec, full)
+    if operator in OPERATORS:
+        return lambda spec: _vector_costs(spec, full)
+    return lambda spec: _attention_costs(spec, full, operator)
+
+
+_matmul_costs = jax.jit(lambda spec, full: matmul.tile_costs(spec, full, fixed_ns=matmul.library_ns(spec)))
+_vector_costs = jax.jit(vector.tile_costs)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _attention_costs(spec: ChipSpec, full: AttentionShape, operator: str) -> Any:
+    costs = forward.tile_costs if operator == "flash_attention" else attention.backward_costs
+    return costs(spec, full)
+
+
+def _place(operator: str, spec: ChipSpec, full: Any, tile: Any) -> OnChipPlan:
+    if operator == "matmul":
+        return matmul.place_tile(spec, full, tile)
+    if operator == "flash_attention":
+        return forward.place_tile(spec, full, tile)
+    if operator == "flash_attention_backward":
+        return attention.place_backward(spec, full, tile)
+    return vector.place_tile(spec, full, tile)
+
+
+def _with_room(spec: ChipSpec) -> ChipSpec:
+    levels = [f"{level.lower()}_bytes" for level in LEVELS if level not in ("L2", "L0C")]
+    roomy = {name: spec[name] * _ROOM for name in levels}
+    return spec.replace(**roomy, l0c_bytes=spec["l0c_bytes"] * 2)
+
+
+def _refusal(plan: OnChipPlan) -> str:
+    used, there = np.asarray(plan.used_bytes).tolist(), np.asarray(plan.capacity_bytes).tolist()
+    rows = zip(LEVELS, used, there, strict=True)
+    return "; ".join(f"{level}: {asked} bytes asked for, {has} available" for level, asked, has in rows if asked > has)
+
+
+def _explain(candidates: tuple[Candidate, ...], limit: str) -> str:
+    best = candidates[0]
+    text = f"bound by {limit}"
+    faster = [each for each in candidates if each.refused and each.time_us < 0.995 * best.time_us]
+    if faster:
+        other = min(faster, key=lambda each: each.time_us)
+        saved = 100 * (1 - other.time_us / best.time_us)
+        level = other.refused.split(":")[0]
+        text += (
+            f"; {level} size is the next limit: {_sides(other.tile)} would save {saved:.0f} % but needs {other.refused}"
+        )
+    second = next((each for each in candidates[1:] if not each.refused and each.time_us > best.time_us), None)
+    if second:
+        more = 100 * (second.time_us / best.time_us - 1)
+        text += f"; the next distinct tile, {_sides(second.tile)}, takes {more:.1f} % more"
+    return text
+
+
+def _sides(tile: dict[str, int]) -> str:
+    return "x".join(str(side) for side in tile.values())
+
+
+def _named(family: _Family, index: int) -> dict[str, int]:
+    tile = family.tiles[index]
+    sides = tile if isinstance(tile, tuple) else (tile,)
+    return dict(zip(family.sides, (int(side) for side in sides), strict=True))
+
+
+def _spelled(full: Any) -> str:
+    return " ".join(f"{field.name}={getattr(full, field.name)}" for field in dataclasses.fields(full))
+
+
+def _flop(operator: str, full: Any) -> float:
+    if operator == "flash_attention":
+        return attention.forward_flop(full)
+    if operator == "flash_attention_backward":
+        return 2.5 * attention.forward_flop(full)
+    return float(full.flop)

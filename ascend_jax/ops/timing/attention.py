@@ -1,0 +1,182 @@
+"""Attention launches: library and hand-written kernels, and the backward pass.
+
+Forward is `ops.attention.tiling`; this adds what is told apart around it. The backward pass walks, for each block of
+`kv_rows` key rows of one head, over the queries in rounds of `q_cols` rows:
+
+| what a round does | time | hardware fact |
+|---|---|---|
+| cube: S = Q K^T, dP = dO V^T, dV += P^T dO, dK += dS^T Q, dQ += dS K | five `matmul_ns` | MMAD beside MTE1 |
+| vector: P = exp(S - lse), dS = P (dP - delta), two casts | 12 cycles a repeat | six instructions, 2 each |
+| memory: S, dP out; P, dS out; dQ out, in fp32 | / `l0c_gm`, / `ub_gm`, / `l0c_gm` | A2 cores meet only in GM and L2 |
+| memory: Q, dO, P, dS into L1 | / `l2_l1` | MTE2 of the cube core |
+
+block = rounds * (longest unit + attention_overlap_loss * the other two); blocks run in waves over the cores.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ascend_jax.chip import cost, memory
+from ascend_jax.chip.onchip import Buffer, OnChipPlan, place
+from ascend_jax.chip.spec import ChipSpec
+from ascend_jax.ops.attention.tiling import TILES, AttentionCost, AttentionShape, choose_tile
+from ascend_jax.ops.attention.visibility import Visibility
+from ascend_jax.runtime.kernels import LIMITS
+
+BACKWARD_TILES = tuple((rows, cols) for rows in (64, 128) for cols in (64, 128, 256, 512))
+_CYCLES = 12.0  # a repeat of the round's vector work
+_STARTUP_CYCLES = 6 * 26.0  # heads and tails of its six instructions
+
+
+def hand_written(spec: ChipSpec) -> ChipSpec:
+    """The chip as a hand-written attention kernel sees it: its own start instead of the library's."""
+    return spec.replace(attention_fixed_ns=spec["attention_start_ns"])
+
+
+def forward(spec: ChipSpec, shape: AttentionShape, *, library: bool = True, cores: Any = None) -> AttentionCost:
+    """Cost of attention forward with the fastest tile: the vendor's fused operator, or a hand-written kernel."""
+    return choose_tile(spec if library else hand_written(spec), shape, cores)
+
+
+def forward_flop(shape: AttentionShape) -> float:
+    """Floating-point operations of the visible pairs, 2 (D + Dv) each."""
+    pairs = Visibility(shape.q_len, shape.kv_len, shape.mode).live_pairs()
+    return 2.0 * (shape.dim + shape.value_dim) * pairs * shape.batch * shape.heads
+
+
+def backward_buffers(shape: AttentionShape, tile: tuple[Any, Any]) -> tuple[Buffer, ...]:
+    """On-chip buffers of a backward tile (kv_rows, q_cols): as forward, with two score tiles in UB."""
+    rows, cols = tile
+    size, step, width = shape.dtype_bytes, jnp.minimum(rows, cost.BASE), jnp.minimum(cols, cost.BASE)
+    depth = 256 // size
+    dim, value_dim = min(shape.dim, cost.BASE), min(shape.value_dim, cost.BASE)
+    return (
+        Buffer("L1", "key", rows * shape.dim * size),
+        Buffer("L1", "value", rows * shape.value_dim * size),
+        Buffer("L1", "query", step * dim * size, copies=2),
+        Buffer("L1", "gradient", step * value_dim * size, copies=2),
+        Buffer("L1", "probability", step * width * size, copies=2),
+        Buffer("L0A", "left", step * depth * size, copies=2),
+        Buffer("L0B", "right", cost.BASE * depth * size, copies=2),
+        Buffer("L0C", "product", step * jnp.maximum(dim, width) * 4),
+        Buffer("UB", "score", 8 * cols * 4, copies=2),
+        Buffer("UB", "score_gradient", 8 * cols * 4, copies=2),
+        Buffer("UB", "probability", 8 * cols * size, copies=2),
+        Buffer("UB", "row_statistics", cols * 32, copies=3),
+    )
+
+
+def place_backward(spec: ChipSpec, shape: AttentionShape, tile: tuple[Any, Any]) -> OnChipPlan:
+    """Where the buffers of a backward tile lie."""
+    return place(spec, backward_buffers(shape, tile))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class BackwardCost:
+    """Time of one backward launch."""
+
+    duration_ns: jax.Array  # float32 ns; inf if the tile does not fit
+    units_ns: jax.Array  # float32 [3]: cube, vector, memory of the busiest core
+    hbm_bytes: jax.Array  # float32
+    blocks: jax.Array  # int32
+    waves: jax.Array  # int32
+    limit: jax.Array  # int32, index into runtime.kernels.LIMITS
+    fits: jax.Array  # bool
+
+
+def backward_cost(
+    spec: ChipSpec, shape: AttentionShape, tile: tuple[int, int], *, library: bool = True
+) -> BackwardCost:
+    """Cost of attention backward with one tile (kv_rows, q_cols), multiples of 16.
+
+    Raises:
+        ValueError: A tile side is no multiple of 16.
+
+    Example:
+        >>> from ascend_jax.chip import chip
+        >>> shape = AttentionShape(1, 24, 24, 4096, 4096, 128, 128, 2)
+        >>> back = backward_cost(chip("Ascend910B2"), shape, (128, 128))
+        >>> int(back.blocks), int(back.waves)
+        (768, 32)
+    """
+    if min(tile) < 16 or tile[0] % 16 or tile[1] % 16:
+        raise ValueError(f"tile {tile}: both sides are multiples of 16, the edge of a cube step")
+    return _backward_cost(spec, shape, *tile, library)
+
+
+def _backward_cost(spec: ChipSpec, shape: AttentionShape, kv_rows: Any, q_cols: Any, library: bool) -> BackwardCost:
+    rows, cols = (
+        jnp.minimum(side, -(-size // 16) * 16) for side, size in ((kv_rows, shape.kv_len), (q_cols, shape.q_len))
+    )
+    with jax.named_scope("attention_backward_cost"):
+        blocks = shape.batch * shape.heads * jnp.ceil(shape.kv_len / rows)
+        used = jnp.minimum(spec["cube_cores"], blocks)
+        waves = jnp.ceil(blocks / used)
+        pairs = Visibility(shape.q_len, shape.kv_len, shape.mode).live_pairs()
+        rounds = jnp.maximum(float(pairs) / (shape.kv_len * cols), 1.0)  # of a mean block
+        units = rounds * _round(spec, shape, rows, cols)
+        hbm = _backward_bytes(shape)
+        units = units.at[2].max(cost.copy_ns(spec, hbm, memory.hbm_rate(spec)) / waves)
+        longest = units.max()
+        block_ns = longest + spec["attention_overlap_loss"] * (units.sum() - longest)
+        fixed = spec["kernel_head_ns"] + (spec["attention_fixed_ns"] if library else spec["attention_start_ns"])
+        fits = jnp.asarray(place_backward(spec, shape, (rows, cols)).fits)
+        return BackwardCost(
+            duration_ns=jnp.where(fits, fixed + waves * block_ns, jnp.inf),
+            units_ns=waves * units,
+            hbm_bytes=jnp.float32(hbm),
+            blocks=blocks.astype(jnp.int32),
+            waves=waves.astype(jnp.int32),
+            limit=jnp.where(fixed > waves * block_ns, LIMITS.index("fixed"), jnp.argmax(units)).astype(jnp.int32),
+            fits=fits,
+        )
+
+
+def _backward_bytes(shape: AttentionShape) -> float:
+    """Bytes from and to HBM: queries, output and their gradients; keys, values and theirs."""
+    queries = 2.0 * shape.heads * shape.q_len * (shape.dim + shape.value_dim)
+    keys = 2.0 * shape.kv_heads * shape.kv_len * (shape.dim + shape.value_dim)
+    return shape.batch * shape.dtype_bytes * (queries + keys)
+
+
+def backward(spec: ChipSpec, shape: AttentionShape, *, library: bool = True) -> tuple[BackwardCost, jax.Array]:
+    """Cost of attention backward with the fastest tile of BACKWARD_TILES, and its index there."""
+    table = backward_costs(spec, shape, library=library)
+    best = jnp.argmin(table.duration_ns)
+    return jax.tree.map(lambda leaf: leaf[best], table), best.astype(jnp.int32)
+
+
+def backward_costs(spec: ChipSpec, shape: AttentionShape, *, library: bool = True) -> BackwardCost:
+    """Costs with all tiles of BACKWARD_TILES, leaves `[T]`, in one vmapped call."""
+    rows, cols = (np.array(side, np.int32) for side in zip(*BACKWARD_TILES, strict=True))
+    return jax.vmap(lambda r, c: _backward_cost(spec, shape, r, c, library))(rows, cols)
+
+
+def _round(spec: ChipSpec, shape: AttentionShape, rows: Any, cols: Any) -> jax.Array:
+    """(cube, vector, memory) ns of one round, `[3]`."""
+    size, dim, value_dim = shape.dtype_bytes, shape.dim, shape.value_dim
+    cube = cost.matmul_ns(spec, cols, rows, dim, size) + cost.matmul_ns(spec, cols, rows, value_dim, size)
+    cube += cost.matmul_ns(spec, rows, value_dim, cols, size) + cost.matmul_ns(spec, rows, dim, cols, size)
+    cube += cost.matmul_ns(spec, cols, dim, rows, size)
+    share = jnp.ceil(cols / spec["vector_per_cube"])
+    pieces = jnp.ceil(share / 8)
+    vector = cost.vector_ns(spec, share * rows, _CYCLES, 4, startup_cycles=_STARTUP_CYCLES * pieces)
+    handed = 2.0 * cols * rows  # two score tiles
+    split = spec["vector_per_cube"] > 1
+    drain = cost.copy_ns(spec, 4.0 * (handed + cols * dim), spec["l0c_gm_bytes_per_s"])
+    exchange = cost.copy_ns(spec, 4.0 * handed * share / cols, spec["l2_ub_bytes_per_s"])
+    exchange += cost.copy_ns(spec, size * handed * share / cols, spec["ub_gm_bytes_per_s"])
+    inside = cost.cycles_ns(spec, (4.0 + size) * handed / spec["vector_bytes_per_cycle"])
+    load = cost.copy_ns(spec, size * (cols * (dim + value_dim) + handed), spec["l2_l1_bytes_per_s"])
+    hand_over = jnp.where(split, jnp.maximum(drain, exchange), inside)
+    return jnp.stack([cube, vector, jnp.maximum(hand_over, load)])
+
+
+def forward_tile(found: AttentionCost) -> tuple[int, int]:
+    """Query rows and key columns of a chosen forward tile."""
+    return TILES[int(found.tile)]

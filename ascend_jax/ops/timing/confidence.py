@@ -1,0 +1,82 @@
+"""How far a predicted time can be trusted: a word, an error band, and why.
+
+A prediction is `calibrated` if the calibration file holds measurements of its group on the same chip (or on a product
+that the chip stands for), with the same element size, and its size lies within them, a factor of two either way;
+`extrapolated` if it holds some of the same family; else `uncalibrated`. The band is a share of the time: nine of ten
+rows lie within the calibrated one (cross-validated, `data/bands.toml`); the others widen it by a factor that no
+measurement backs.
+"""
+
+import dataclasses
+import functools
+import importlib.resources
+import tomllib
+
+from ascend_jax.chip.spec import ChipSpec
+
+LABELS = ("calibrated", "extrapolated", "uncalibrated")
+
+
+@dataclasses.dataclass(frozen=True)
+class Confidence:
+    """Trust in one prediction."""
+
+    label: str  # one of LABELS
+    band: float  # share of the predicted time: it lies within time * (1 -+ band)
+    why: str
+
+
+def confidence(spec: ChipSpec, group: str, dtype: str, size: float) -> Confidence:
+    """Trust in a prediction of a group ("gemm", "attention", "memory", ...).
+
+    Args:
+        spec: The chip.
+        group: Group of kinds, as in `data/bands.toml`.
+        dtype: Element type by name, "" where it does not matter.
+        size: Operations of the launch, or bytes where it computes nothing, or its time in ns.
+
+    Raises:
+        ValueError: There is no such group.
+
+    Example:
+        >>> from ascend_jax.chip import chip
+        >>> confidence(chip("Ascend910B2"), "gemm", "float16", 2 * 4096.0**3).label
+        'calibrated'
+        >>> confidence(chip("Ascend310P3"), "gemm", "float16", 2 * 4096.0**3).label
+        'uncalibrated'
+    """
+    bands = _bands()
+    if group not in bands:
+        raise ValueError(f"group {group!r}: known are {', '.join(name for name in bands if name != 'widening')}")
+    entry, widening = bands[group], bands["widening"]
+    label, why = _label(spec, entry, _element(dtype), size)
+    factor = 1.0 if label == "calibrated" else float(widening[label])
+    return Confidence(label, round(min(float(entry["band"]) * factor, 0.95), 3), why)
+
+
+def _label(spec: ChipSpec, entry: dict, element: str, size: float) -> tuple[str, str]:
+    if spec.family not in entry["families"]:
+        return "uncalibrated", f"no published measurement of this kind on {spec.family}"
+    if not entry["chips"]:
+        return "extrapolated", "built from measured paths and instructions, no operator of this kind is measured"
+    if spec.name not in entry["chips"]:
+        return "extrapolated", f"measured on {', '.join(entry['chips'])}, not on {spec.name}"
+    if entry["dtypes"] and element and element not in entry["dtypes"]:
+        return "extrapolated", f"measured with elements of {', '.join(entry['dtypes'])} bytes"
+    least, greatest = (float(each) for each in entry["sizes"])
+    if not least / 2 <= size <= 2 * greatest:
+        return "extrapolated", f"measured from {least:.3g} to {greatest:.3g} {entry['unit']}, this one is {size:.3g}"
+    return "calibrated", f"fitted to published measurements on {', '.join(entry['chips'])}"
+
+
+def _element(dtype: str) -> str:
+    short = dtype.lower()
+    return {"fp16": "2", "bf16": "2", "float16": "2", "bfloat16": "2", "fp32": "4", "float32": "4", "int8": "1"}.get(
+        short, short
+    )
+
+
+@functools.cache
+def _bands() -> dict:
+    text = importlib.resources.files("ascend_jax.ops.timing").joinpath("data/bands.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)

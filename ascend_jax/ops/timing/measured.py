@@ -1,0 +1,132 @@
+"""Your own measurements in place of the model: (operator, input shapes, dtype) -> time, from CSV or msprof.
+
+Two formats, told apart by their columns:
+
+- `operator,shape,dtype,us`: one row a measurement; shape lists the inputs, `4096,4096;4096,4096` or `4096x4096;...`;
+- an `op_summary` file of msprof: `OP Type`, `Input Shapes`, `Input Data Types`, `Task Duration(us)`.
+
+Rows of the same operator, shapes and dtype count as one measurement, their median.
+"""
+
+import dataclasses
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from ascend_jax.chip.spec import ChipSpec
+from ascend_jax.ops.timing.table_file import read_lines
+from ascend_jax.runtime.kernels import Executor
+
+Shapes = tuple[tuple[int, ...], ...]
+Key = tuple[str, Shapes, str]
+OWN = ("operator", "shape", "dtype", "us")
+MSPROF = ("OP Type", "Input Shapes", "Input Data Types", "Task Duration(us)")
+_OPERATORS = {
+    "matmulv2": "matmul",
+    "matmulv3": "matmul",
+    "mm": "matmul",
+    "batchmatmul": "matmul",
+    "batchmatmulv2": "matmul",
+    "batchmatmulv3": "matmul",
+    "flashattentionscore": "flashattention",
+    "flashattentionscorev2": "flashattention",
+    "flashattentionscoregrad": "flashattentionbackward",
+    "softmaxv2": "softmax",
+    "layernormv3": "layernorm",
+    "realdiv": "div",
+    "maximum": "max",
+    "minimum": "min",
+}
+_DTYPES = {
+    "fp16": "float16",
+    "half": "float16",
+    "bf16": "bfloat16",
+    "bfloat": "bfloat16",
+    "fp32": "float32",
+    "float": "float32",
+}
+
+
+def operator_name(name: str) -> str:
+    """One spelling for an operator: `aclnnMatmul`, `MatMulV3` and `matmul` are the same.
+
+    Example:
+        >>> operator_name("aclnnFlashAttentionScore"), operator_name("layer_norm")
+        ('flashattention', 'layernorm')
+    """
+    short = re.sub(r"[^a-z0-9]", "", name.lower()).removeprefix("aclnn")
+    return _OPERATORS.get(short, short)
+
+
+def dtype_name(name: str) -> str:
+    """One spelling for a dtype: `DT_BF16`, `bf16` and `bfloat16` are the same."""
+    short = name.strip().lower().removeprefix("dt_")
+    return _DTYPES.get(short, short)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurements:
+    """Measured times. An empty one changes nothing."""
+
+    us: Mapping[Key, float]
+    source: str = ""
+
+    def find(self, operator: str, shapes: Sequence[Sequence[int]], dtype: str) -> float | None:
+        """Measured us of an operator on inputs of these shapes, or None."""
+        inputs = tuple(tuple(int(n) for n in shape) for shape in shapes)
+        return self.us.get((operator_name(operator), inputs, dtype_name(dtype)))
+
+    def apply(self, chip: ChipSpec, executor: Executor) -> Executor:
+        """The executor with its measured time, if there is one; blocks, cores and traffic stay.
+
+        Example:
+            executor = aj.ops.read_measurements("op_summary.csv").apply(card.chip, executor)
+        """
+        kernel = executor.kernel
+        if kernel is None:
+            return executor
+        us = self.find(kernel.operator, [each.shape for each in kernel.inputs], str(kernel.inputs[0].dtype))
+        if us is None:
+            return executor
+        cost = executor.cost
+        head_ns = jnp.minimum(cost.head_ns, jnp.float32(us * 1e3) / 2)
+        block_ns = (jnp.float32(us * 1e3) - head_ns) / cost.waves(chip)
+        return dataclasses.replace(executor, cost=dataclasses.replace(cost, head_ns=head_ns, block_ns=block_ns))
+
+
+def read_measurements(path: str | Path) -> Measurements:
+    """All measurements of a file, or none.
+
+    Raises:
+        ValueError: The file has neither format; names the line, the column, the value and the rule.
+        OSError: The file cannot be read.
+    """
+    header, lines = read_lines(Path(path))
+    columns = next((names for names in (OWN, MSPROF) if set(names) <= set(header)), None)
+    if columns is None:
+        raise ValueError(f"{path}: needs the columns {', '.join(OWN)} or, as op_summary, {', '.join(MSPROF)}")
+    found: dict[Key, list[float]] = defaultdict(list)
+    for line in lines:
+        operator, shape, dtype = (line.cells[column] for column in columns[:3])
+        if columns is MSPROF and shape in ("", "N/A"):
+            continue  # tasks without operands: events, copies of the framework
+        if not operator_name(operator):
+            raise ValueError(f"{line.where}: column {columns[0]} is empty; name the operator")
+        key = (operator_name(operator), _shapes(line.where, shape), dtype_name(dtype.split(";")[0]))
+        found[key].append(line.positive(columns[3], "a time in us"))
+    return Measurements({key: float(np.median(times)) for key, times in found.items()}, str(path))
+
+
+def _shapes(where: str, text: str) -> Shapes:
+    try:
+        parts = [part for part in text.strip("\" '").split(";") if part.strip()]
+        shapes = tuple(tuple(int(n) for n in re.split(r"[x,]", part.strip("[]() "))) for part in parts)
+    except ValueError:
+        shapes = ()
+    if not shapes or any(n < 0 for shape in shapes for n in shape):
+        raise ValueError(f"{where}: shape {text[:60]!r}; inputs as 4096,4096;4096,4096 or 4096x4096;4096x4096")
+    return shapes

@@ -1,0 +1,165 @@
+"""Files of measurements: what each kind is, rows that cannot be predicted, malformed files, promised errors."""
+
+import json
+
+import pytest
+
+from ascend_jax.cli.main import main
+from ascend_jax.ops.timing import validation
+from ascend_jax.ops.timing.predictions import dies, find_chip, find_kind
+from ascend_jax.ops.timing.targets import read_targets
+
+HEADER = "target_id,soc,kind,dtype,m,n,k,batch,heads,sq,sk,d,causal,ranks,cores,bytes,value,unit,trust,note\n"
+
+
+def rows(tmp_path, *lines, header=HEADER):
+    path = tmp_path / "targets.csv"
+    path.write_text(header + "\n".join(lines) + "\n", encoding="utf-8")
+    return validation.validate(read_targets(path))
+
+
+@pytest.fixture(scope="module")
+def report():
+    return validation.validate(read_targets(validation.calibration_file()))
+
+
+def test_every_calibration_row_is_covered_and_fitted(report):
+    assert len(report) == 83
+    assert [row.target.name for row in report if row.predicted is None] == []
+    assert all(row.is_fitted for row in report)
+    assert all(row.confidence.label != "uncalibrated" for row in report if row.group == "gemm")
+
+
+def test_promised_errors(report):
+    found = validation.summary(report)
+    assert found["rows"] == found["covered"] == 83
+    assert found["median_abs_error"] <= 0.08 and found["p90_abs_error"] <= 0.25
+    groups = found["by_group"]
+    for name, most in {"gemm": 0.08, "memory": 0.08, "attention": 0.10, "collective": 0.15}.items():
+        assert groups[name]["median_abs_error"] <= most, name
+    assert groups["launch"]["max_ratio"] <= 1.5
+    assert found["not_fitted"]["rows"] == 0 and found["not_fitted"]["median_abs_error"] is None
+
+
+def test_no_prediction_sees_the_measured_value(tmp_path):
+    line = "X,910B2,gemm,fp16,2048,2048,2048,,,,,,,,,,{},TFLOPS,,"
+    first, second = rows(tmp_path, line.format(1), line.format(999))
+    assert first.predicted == second.predicted and not first.is_fitted
+    assert first.error == pytest.approx(first.predicted - 1)
+
+
+@pytest.mark.parametrize(
+    ("soc", "kind", "columns", "unit", "predicted"),
+    [  # by hand, from the constants of the chips
+        ("A2", "p2p_bidir", {}, "GB/s", 2 * 28 * 0.976),
+        ("A2", "p2p", {}, "GB/s", 28 * 0.976),
+        ("910B3", "l0c_gm_one_aic", {"cores": 1}, "GB/s", 143.52),
+        ("910 first gen", "memset_plus_sync", {}, "us", 12 + 5 + 2.6),
+        ("910 first gen", "aclnn_add_enqueue", {}, "us", 10.5),
+        ("910B3", "scalar_fma_cycles", {"cores": 1}, "cycles", 6),
+        ("A2", "allreduce", {"ranks": 8, "bytes": 1 << 23}, "us", 14.8 + 2**23 / 4 / (28e3 * 0.69) + 2**22 / 9e4),
+        ("910B1", "gm_ub_read_per_core", {"cores": 48}, "GB/s", 1536 / 48),
+    ],
+)
+def test_kinds_by_hand(tmp_path, soc, kind, columns, unit, predicted):
+    header = ",".join(["soc", "kind", "value", "unit", *columns])
+    line = ",".join(str(each) for each in (soc, kind, 1, unit, *columns.values()))
+    (row,) = rows(tmp_path, line, header=header + "\n")
+    assert row.reason == "" and row.predicted == pytest.approx(predicted, rel=1e-3)
+
+
+def test_units_say_the_same(tmp_path):
+    line = "X,910B2,gemm,fp16,4096,4096,4096,,,,,,,,,,1,{},,"
+    us, ms, tflops = (row.predicted for row in rows(tmp_path, *(line.format(unit) for unit in ("us", "ms", "TFLOPS"))))
+    assert us == pytest.approx(1e3 * ms) and 2 * 4096**3 / us / 1e6 == pytest.approx(tflops)
+
+
+def test_a_ladder_gets_faster_step_by_step(tmp_path):
+    notes = ["tile 64x64x64", "tile 128x256x64", "4x6 split", "+L1 depth", "+const tiling"]
+    cores = [1, 1, 24, 24, 24]
+    line = "X,910B1,gemm_task,fp16,8192,8192,8192,,,,,,,,{},,1,us,,official sample ladder: {}"
+    times = [row.predicted for row in rows(tmp_path, *(line.format(*each) for each in zip(cores, notes, strict=True)))]
+    assert times == sorted(times, reverse=True) and times[0] / times[-1] > 100
+
+
+def test_read_rows_follow_their_notes(tmp_path):
+    line = "X,A2,{},,,,,,,,,,,,48,301989888,1,us,,{}"
+    kinds = [("gm_ub_read", note) for note in ('"[64,1024]"', '"[1,64] 128 B rows"', '"[64,1024], unaligned"')]
+    full, short, unaligned = (row.predicted for row in rows(tmp_path, *(line.format(*each) for each in kinds)))
+    assert short > 2 * full and unaligned == pytest.approx(full / 0.7, rel=0.02)
+
+
+def test_rows_without_a_prediction_are_listed(tmp_path):
+    found = rows(
+        tmp_path,
+        "A,H100,gemm,fp16,16,16,16,,,,,,,,,,1,us,,",
+        "B,910B2,conv2d,fp16,16,16,16,,,,,,,,,,1,us,,",
+        "C,910B2,gemm,fp16,16,,16,,,,,,,,,,1,us,,",
+        "D,910B2,gemm,fp16,16,16,16,,,,,,,,,,1,furlongs,,",
+        "E,910B2,gemm,fp12,16,16,16,,,,,,,,,,1,us,,",
+        "F,910B2,gemm,fp16,16,16,16,,,,,,,,,,1,us,,",
+    )
+    reasons = [row.reason for row in found]
+    for words, reason in zip(
+        ("names no chip", "no model", "column n is empty", "furlongs", "fp12"), reasons, strict=False
+    ):
+        assert words in reason
+    assert reasons[5] == ""
+    summary = validation.summary(found)
+    assert (summary["rows"], summary["covered"]) == (6, 1)
+    assert [row["line"] for row in summary["not_covered"]] == [2, 3, 4, 5, 6]
+
+
+def test_vector_operators_are_kinds_too(tmp_path):
+    (row,) = rows(tmp_path, "A,910B2,add_task,fp16,8192,8192,,,,,,,,,,,264,us,,")
+    assert row.group == "vector" and abs(row.error) < 0.1 and row.confidence.label == "extrapolated"
+
+
+def test_names_of_chips_and_kinds():
+    assert find_chip("Ascend910B4").name == "Ascend910B4" and find_chip("910B2-like").name == "Ascend910B2"
+    assert (dies("910C"), dies("910B2")) == (2, 1)
+    assert find_kind("vector_cycles_exp")[0] == "instruction"
+    with pytest.raises(ValueError, match="names no chip"):
+        find_chip("TPU v5")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "empty"),
+        ("soc,kind,unit\n910B2,gemm,us\n", "line 1: column 'value' is missing"),
+        ("soc,kind,value,unit\n910B2,gemm,1,us\n910B2,gemm,1\n", "line 3: 3 cells, the header has 4"),
+        ("soc,kind,value,unit\n910B2,gemm,fast,us\n", "line 2: column value is 'fast'"),
+        ("soc,kind,value,unit\n910B2,gemm,0,us\n", "line 2: column value is '0'; a number above zero"),
+        ("soc,kind,value,unit\n910B2,gemm,inf,us\n", "line 2: column value"),
+        ("soc,kind,value,unit,m\n910B2,gemm,1,us,1.5\n", "line 2: column m is '1.5'; a whole number"),
+        ("soc,kind,value,unit,m\n910B2,gemm,1,us,-4\n", "line 2: column m is '-4'"),
+        ("soc,kind,value,unit,causal\n910B2,fa_fwd,1,us,maybe\n", "line 2: column causal"),
+        ("soc,kind,value,unit\n910B2,,1,us\n", "line 2: column kind is empty"),
+        ('soc,kind,value,unit\n"910B2,gemm,1,us\n', "line 2: not CSV"),
+    ],
+)
+def test_malformed_files_name_the_line(tmp_path, text, words, capsys):
+    path = tmp_path / "bad.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=words):
+        read_targets(path)
+    assert main(["ascend-jax", "validate", "--targets", str(path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+
+
+def test_the_command(tmp_path, capsys):
+    path = tmp_path / "t.csv"
+    path.write_text(HEADER + "A,A2,h2d,,,,,,,,,,,,,,24,GB/s,,\nB,A2,warp,,,,,,,,,,,,,,1,us,,\n")
+    assert main(["ascend-jax", "validate", "--targets", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"rows", "covered", "median_abs_error", "p90_abs_error", "by_kind"} <= set(found)
+    assert (found["rows"], found["covered"]) == (2, 1)
+    assert found["by_kind"]["h2d"]["median_abs_error"] == pytest.approx(24.926 / 24 - 1, abs=1e-4)
+    assert found["targets"][1]["reason"].startswith("kind 'warp' has no model")
+    assert main(["ascend-jax", "validate", "--targets", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "1 of 2 rows cannot be predicted" in text and "line 3 (warp)" in text and "not fitted" in text
+    assert main(["ascend-jax", "validate", "--targets", str(tmp_path / "none.csv")]) == 2
+    assert "no such file" in capsys.readouterr().err

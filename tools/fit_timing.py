@@ -1,0 +1,136 @@
+"""Fit the free constants of the timing model to published measurements, and cross-validate the fit.
+
+    python tools/fit_timing.py [--targets CSV] [--folds 5] [--group gemm ...] [--json]
+
+Each group of kinds has a few constants of its own. They are fitted one after another, by coordinate search on the mean
+absolute logarithm of predicted / measured, so that no row counts more than another. Cross-validation fits on all folds
+but one and measures the error on that one; rows with equal shapes stay in one fold. Constants that come straight from
+a measurement or a document (rates, latencies) are not touched. Copy the printed values into the chip files by hand.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ascend_jax.chip import ChipSpec
+from ascend_jax.ops.timing.predictions import find_chip, find_kind
+from ascend_jax.ops.timing.targets import Target, read_targets
+from ascend_jax.ops.timing.validation import calibration_file
+
+# constant: (least, greatest, first step), in its own unit
+CONSTANTS: dict[str, dict[str, tuple[float, float, float]]] = {
+    "memory": {"burst_overhead_bytes": (1.0, 512.0, 16.0), "copy_issue_cycles": (1.0, 100.0, 4.0)},
+    "gemm": {
+        "overlap_loss": (0.0, 0.5, 0.03),
+        "miss_exposed": (0.0, 1.0, 0.2),
+        "matmul_fixed_ns": (100.0, 20000.0, 2000.0),
+        "flag_cycles": (1.0, 200.0, 20.0),
+        "tiling_cycles": (0.0, 100.0, 8.0),
+    },
+    "attention": {
+        "attention_overlap_loss": (0.0, 1.0, 0.04),
+        "attention_fixed_ns": (100.0, 1e5, 8000.0),
+        "attention_start_ns": (100.0, 30000.0, 3000.0),
+    },
+    "collective": {
+        "collective_efficiency": (0.3, 1.0, 0.03),
+        "collective_step_ns": (500.0, 20000.0, 500.0),
+        "collective_chunk_bytes": (65536.0, 67108864.0, 1048576.0),
+        "collective_fill_bytes_per_s": (1e10, 1e12, 2e10),
+        "collective_host_ns": (1e4, 1e6, 2e4),
+    },
+}
+Values = dict[str, float]
+
+
+def log_errors(targets: Sequence[Target], values: Values) -> np.ndarray:
+    """log(predicted / measured) of each row with some constants replaced; kinds of no group are 0."""
+    return np.array([_log_error(target, values) for target in targets])
+
+
+def _log_error(target: Target, values: Values) -> float:
+    spec: ChipSpec = find_chip(target.soc)
+    if spec.family.startswith("950"):
+        values = {name: value for name, value in values.items() if name not in ("overlap_loss", "miss_exposed")}
+    _, predict = find_kind(target.kind)
+    return float(np.log(predict(spec.replace(**values), target).in_unit(target.unit) / target.value))
+
+
+def fit(targets: Sequence[Target], group: str, start: Values, rounds: int = 4) -> Values:
+    """Constants of one group with the least mean |log error| that the search meets."""
+    values = dict(start)
+
+    def loss(trial: Values) -> float:
+        return float(np.abs(log_errors(targets, trial)).mean())
+
+    best = loss(values)
+    for turn in range(rounds):
+        for name, (least, greatest, step) in CONSTANTS[group].items():
+            for sign in (1.0, -1.0):
+                while True:
+                    moved = float(np.clip(values[name] + sign * step / 2**turn, least, greatest))
+                    found = loss(values | {name: moved})
+                    if found >= best - 1e-6:
+                        break
+                    best, values = found, values | {name: moved}
+    return values
+
+
+def folds_of(targets: Sequence[Target], folds: int) -> list[list[int]]:
+    """Row numbers of each fold; rows with the same kind and sizes share a fold."""
+    keys = [(target.kind, tuple(target.counts.items())) for target in targets]
+    order = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    parts: list[list[int]] = [[] for _ in range(folds)]
+    for row, key in enumerate(keys):
+        parts[order[key] % folds].append(row)
+    return [part for part in parts if part]
+
+
+def report(targets: Sequence[Target], group: str, folds: int) -> dict[str, Any]:
+    """Catalogue, fitted and cross-validated errors of one group."""
+    rows = [target for target in targets if find_kind(target.kind)[0] == group]
+    spec = find_chip("A2")
+    start = {name: float(spec[name]) for name in CONSTANTS[group]}
+    fitted = fit(rows, group, start)
+    held: list[float] = []
+    for part in folds_of(rows, folds) if folds > 1 else []:
+        kept = [row for i, row in enumerate(rows) if i not in part]
+        held += np.abs(np.expm1(log_errors([rows[i] for i in part], fit(kept, group, start)))).tolist()
+    errors = {"catalogue": log_errors(rows, start), "fitted": log_errors(rows, fitted)}
+    summary = {name: _summary(np.abs(np.expm1(log))) for name, log in errors.items()}
+    if held:
+        summary["cross_validated"] = _summary(np.array(held))
+    return {"group": group, "rows": len(rows), "catalogue": start, "fitted": fitted, "errors": summary}
+
+
+def _summary(errors: np.ndarray) -> dict[str, float]:
+    return {"median": round(float(np.median(errors)), 4), "p90": round(float(np.quantile(errors, 0.9)), 4)}
+
+
+def main() -> None:
+    """Read, fit, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--targets", type=Path, help="CSV file (default: the calibration file of the package)")
+    parser.add_argument("--folds", type=int, default=5, help="0: no cross-validation")
+    parser.add_argument("--group", nargs="*", choices=tuple(CONSTANTS), default=tuple(CONSTANTS))
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    targets = read_targets(args.targets or calibration_file())
+    results = [report(targets, group, args.folds) for group in args.group]
+    if args.json:
+        print(json.dumps(results, indent=2))
+        return
+    for result in results:
+        print(f"{result['group']}: {result['rows']} rows")
+        for name, value in result["fitted"].items():
+            print(f"  {name:<30}{result['catalogue'][name]:>16.6g} -> {value:.6g}")
+        for name, errors in result["errors"].items():
+            print(f"  {name:<30}median {100 * errors['median']:5.1f} %   p90 {100 * errors['p90']:5.1f} %")
+
+
+if __name__ == "__main__":
+    main()
