@@ -14,6 +14,7 @@ Device state is an immutable pytree, every runtime call a pure function on it, a
 
 from ascend_jax import insight, ops
 from ascend_jax.chip.spec import ChipSpec, chip, chips, load_chip_file, peak_flops
+from ascend_jax.ops.attention.flash import flash_attention
 from ascend_jax.ops.tensor import Tensor, tensor
 from ascend_jax.runtime import static
 from ascend_jax.runtime.callbacks import launch_callback, process_report, subscribe_report, unsubscribe_report
@@ -155,6 +156,7 @@ __all__ = [
     "event_timestamp_us",
     "execute_program",
     "first_failure",
+    "flash_attention",
     "free",
     "free_host",
     "get_context",

@@ -9,8 +9,8 @@ import numpy as np
 import ascend_jax as aj
 from ascend_jax.cli.attention_inputs import AttentionShapes
 from ascend_jax.insight.kinds import KERNEL
-from ascend_jax.ops import flash_attention_score as operator
 from ascend_jax.ops.attention.tiling import AttentionShape
+from ascend_jax.ops.flash_attention_score import ALL_CORES, MASK_SIZE, NAME, attention_shape
 from ascend_jax.runtime.kernels import Argument, Cost, Executor
 
 MIB = 1 << 20
@@ -68,13 +68,13 @@ class Job:
         Raises:
           ParameterError: The operator refuses the inputs.
         """
-        return aj.ops.infer(operator.NAME, self.inputs, {"sparse_mode": int(self.mode)})
+        return aj.ops.infer(NAME, self.inputs, {"sparse_mode": int(self.mode)})
 
     @property
     def value_bytes(self) -> list[int]:
         """Bytes of every array that lies in HBM, without the workspace."""
         arrays = [*self.inputs, *self.outputs.values()]
-        return [each.nbytes for each in arrays] + [operator.MASK_SIZE**2] * self.is_causal
+        return [each.nbytes for each in arrays] + [MASK_SIZE**2] * self.is_causal
 
     def part(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of an array's share of one launch."""
@@ -84,7 +84,7 @@ class Job:
     def launch_shape(self) -> AttentionShape:
         """What the tiling knows of one launch."""
         q, k, v = (Argument(self.part(each.shape), each.dtype) for each in self.inputs)
-        return operator.attention_shape(q, k, v, self.mode)
+        return attention_shape(q, k, v, self.mode)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,13 +132,13 @@ def simulate(job: Job, arrays: Sequence[np.ndarray]) -> Run:
 
     framework = job.spec["host_framework_ns"] - job.spec["host_op_prepare_ns"] - job.spec["host_launch_ns"]
     program.card = aj.host_work(program.card, int(max(0, framework)) * job.launches)
-    program.step("framework call", f"{operator.NAME} called {job.launches} x: arguments checked and unpacked")
+    program.step("framework call", f"{NAME} called {job.launches} x: arguments checked and unpacked")
 
-    core_limit = aj.ops.share_cores(job.spec, job.launch_shape, job.launches) if job.per_head else operator.ALL_CORES
+    core_limit = aj.ops.share_cores(job.spec, job.launch_shape, job.launches) if job.per_head else ALL_CORES
     executors = _look_up(program, job, (*inputs, *outputs), mask, core_limit)
     first = executors[0]
     predicted_ns = float(jax.jit(Cost.duration_ns)(first.cost, job.spec))
-    found = f"{operator.NAME} found, tiles chosen, {predicted_ns / 1e3:.1f} us predicted per launch"
+    found = f"{NAME} found, tiles chosen, {predicted_ns / 1e3:.1f} us predicted per launch"
     program.step("operator look-up", found)
 
     workspaces = [_new_workspace(program, first) for _ in streams]

@@ -14,7 +14,7 @@ import numpy as np
 
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops import registry
-from ascend_jax.ops.attention.online_softmax import flash_forward
+from ascend_jax.ops.attention.kernel import flash_forward
 from ascend_jax.ops.attention.tiling import AttentionShape, choose_tile
 from ascend_jax.ops.attention.visibility import SparseMode, Visibility
 from ascend_jax.ops.registry import ALL_CORES, Operator, Plan, require_shape

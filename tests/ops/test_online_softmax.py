@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
-from ascend_jax.ops.attention.online_softmax import FLT_MAX, flash_forward, host_tiles
+from ascend_jax.ops.attention.host_tile import host_tiles
+from ascend_jax.ops.attention.kernel import FLT_MAX, flash_forward
 from ascend_jax.ops.attention.reference import attention_reference, naive_attention
 from ascend_jax.ops.attention.visibility import Visibility
 

@@ -6,232 +6,226 @@ scores ``s`` updates them by
     m' = max(m, max_j s_j),  p_j = exp(s_j - m'),  l' = l exp(m - m') + sum_j p_j,
     acc' = acc exp(m - m') + sum_j p_j v_j
 
-and ``out = acc / l`` at the end (Milakov and Gimelshein, arXiv 1805.02867; Dao, arXiv 2307.08691). Tiles
-whose pairs are all hidden are not visited.
+and ``out = acc / l`` at the end (Milakov and Gimelshein, arXiv 1805.02867; Dao, arXiv 2307.08691). Tiles whose pairs
+are all hidden are not visited; tiles whose pairs are all visible need no mask.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from ascend_jax.ops.attention.visibility import LiveTiles, Visibility
+from ascend_jax.ops.attention.scoring import (
+    Lines,
+    Options,
+    Scoring,
+    Spot,
+    TileRuns,
+    keep_weights,
+    lines_of,
+    tile_mask,
+    tile_runs,
+    tile_scores,
+)
 
-__all__ = ["FLT_MAX", "RowState", "flash_forward", "host_tiles"]
-
-FLT_MAX = float(np.finfo(np.float32).max)
-
-_HOST_TILE = 512  # fastest for long causal rows on XLA:CPU with 2 cores; the Ascend tile is another knob
-_TILE_ALIGNMENT = 16
-_DTYPES = ("float16", "bfloat16", "float32", "float64")
+__all__ = ["RowState", "forward"]
 
 
 class RowState(NamedTuple):
     """What ``R`` rows know after some tiles. Safe to merge: a row that saw nothing is (lowest, 0, 0)."""
 
-    row_max: jax.Array  # [R], accumulator dtype, greatest scaled score so far
+    row_max: jax.Array  # [R], accumulator dtype, greatest score so far
     row_sum: jax.Array  # [R], sum of exp(score - row_max)
     acc: jax.Array  # [R, Dv], sum of exp(score - row_max) * v
 
 
-def host_tiles(q_len: int, kv_len: int) -> tuple[int, int]:
-    """Returns the (query, key) tile that suits XLA on a CPU: equal tiles of at most 512, little padding.
-
-    >>> host_tiles(4096, 513)
-    (512, 272)
-    """
-
-    def split(length: int) -> int:
-        even = -(-length // max(1, -(-length // _HOST_TILE)))
-        return max(1, -(-even // _TILE_ALIGNMENT)) * _TILE_ALIGNMENT
-
-    return split(q_len), split(kv_len)
-
-
 @jax.named_scope("flash_forward")
-def flash_forward(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    visibility: Visibility,
-    *,
-    scale: float | jax.Array,
-    q_tile: int | None = None,
-    kv_tile: int | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Computes ``softmax(scale * q k^T) v`` over the visible pairs, and the row statistics for backward.
-
-    Scores, statistics and accumulators are float32 (float64 for float64 inputs), whatever the input type.
-    What a row does not see never reaches it, not even as NaN; a non-finite value that it sees makes it
-    non-finite.
-
-    Args:
-        q: Queries ``[B, N, Sq, D]``; float16, bfloat16, float32 or float64.
-        k: Keys ``[B, Nkv, Skv, D]``, dtype of ``q``; query head ``h`` uses key head ``h // (N // Nkv)``.
-        v: Values ``[B, Nkv, Skv, Dv]``, dtype of ``q``.
-        visibility: Which columns each row sees; static, its lengths are those of ``q`` and ``k``.
-        scale: Factor of the scores, may be traced. CANN defaults to 1, never to ``1 / sqrt(D)``.
-        q_tile: Query rows of a host tile, by default those of :func:`host_tiles`. Any size gives the same
-            result up to rounding.
-        kv_tile: Key columns of a host tile, likewise.
-
-    Returns:
-        ``out`` ``[B, N, Sq, Dv]`` in the dtype of ``q``; ``row_max`` and ``row_sum`` ``[B, N, Sq]`` in the
-        accumulator dtype: greatest scaled score, and sum of exp(score - row_max). A row that sees no column
-        has ``out = 0``, ``row_max = -FLT_MAX`` and ``row_sum = FLT_MAX``, as aclnnFlashAttentionScore has it.
-
-    Raises:
-        TypeError: A dtype is not supported, or the three differ.
-        ValueError: Shapes do not fit each other or ``visibility``, or a tile is smaller than 1.
-
-    >>> q, k, v = jnp.zeros((1, 1, 2, 8)), jnp.ones((1, 1, 2, 8)), jnp.arange(2.0).reshape(1, 1, 2, 1)
-    >>> out, row_max, row_sum = flash_forward(q, k, v, Visibility(2, 2, 2), scale=1.0)
-    >>> out.ravel().tolist(), row_max.ravel().tolist(), row_sum.ravel().tolist()
-    ([0.0, 0.5], [0.0, 0.0], [1.0, 2.0])
-    """
-    _check_operands(q, k, v, visibility)
-    batch, heads, q_len, dim = q.shape
-    kv_heads, kv_len, value_dim = v.shape[1:]
-    auto = host_tiles(q_len, kv_len)
-    tile = (auto[0] if q_tile is None else q_tile, auto[1] if kv_tile is None else kv_tile)
-    tiles = visibility.live_tiles(*tile)
-
-    def kv_head(operands: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
-        q_group, k_rows, v_rows = operands
-        v_finite, strays = _split_strays(_upcast(v_rows), visibility)
-        k_padded, v_padded = _pad_rows(_upcast(k_rows), tile[1]), _pad_rows(v_finite, tile[1])
-
-        def q_head(q_rows: jax.Array) -> tuple[jax.Array, ...]:
-            q_padded = _pad_rows(_upcast(q_rows), tile[0])
-            factor = jnp.asarray(scale, q_padded.dtype)
-            state = _scan_tiles(q_padded, k_padded, v_padded, factor, visibility, tiles, tile)
-            out, row_max, row_sum = _finish(RowState(*(x[:q_len] for x in state)), visibility)
-            return (out + strays).astype(q.dtype), row_max, row_sum
-
-        return lax.map(q_head, q_group)
-
-    # One 2-D product per head: batched products are slower on XLA:CPU, and a head's tiles stay in cache.
-    out, row_max, row_sum = lax.map(
-        kv_head,
-        (
-            q.reshape(batch * kv_heads, heads // kv_heads, q_len, dim),
-            k.reshape(batch * kv_heads, kv_len, dim),
-            v.reshape(batch * kv_heads, kv_len, value_dim),
-        ),
-    )
-    rows = (batch, heads, q_len)
-    return out.reshape(*rows, value_dim), row_max.reshape(rows), row_sum.reshape(rows)
-
-
-def _scan_tiles(
+def forward(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
     scale: jax.Array,
-    visibility: Visibility,
-    tiles: LiveTiles,
-    tile: tuple[int, int],
-) -> RowState:
-    """Runs one head over its live tiles; all operands are upcast and padded to whole tiles."""
-    q_tile, kv_tile = tile
-    state = RowState(
-        row_max=jnp.full(q.shape[:1], jnp.finfo(q.dtype).min, q.dtype),
-        row_sum=jnp.zeros(q.shape[:1], q.dtype),
-        acc=jnp.zeros((q.shape[0], v.shape[1]), q.dtype),
+    bias: jax.Array | None,
+    sink: jax.Array | None,
+    scoring: Scoring,
+    options: Options,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Computes attention; operands are checked already.
+
+    Args:
+        q: ``[B, N, Sq, D]``.
+        k: ``[B, Nkv, Skv, D]``.
+        v: ``[B, Nkv, Skv, Dv]``.
+        scale: Factor of the products.
+        bias: As ``options.bias_kind`` says.
+        sink: ``[N]``, a score that takes part in the softmax without a value.
+        scoring: What else makes the scores.
+        options: Static choices.
+
+    Returns:
+        out ``[B, N, Sq, Dv]`` in the dtype of q, row_max and row_sum ``[B, N, Sq]`` in the accumulator dtype. A row
+        that saw nothing has out 0, row_max lowest and row_sum 0.
+    """
+    batch, heads, q_len, dim = q.shape
+    kv_heads, kv_len, value_dim = v.shape[1:]
+    group = heads // kv_heads
+    runs = tile_runs(scoring, options)
+
+    def kv_head(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        index, q_group, k_rows, v_rows = operands
+        values = upcast(v_rows)
+        is_clean = jnp.isfinite(values).all()
+        k_padded, v_padded = pad_rows(upcast(k_rows), options.tile[1]), pad_rows(values, options.tile[1])
+
+        def q_head(operands: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+            offset, q_rows = operands
+            q_padded = pad_rows(upcast(q_rows), options.tile[0])
+            at = Head(index // kv_heads, index % kv_heads * group + offset, scoring, options, bias, sink, scale, runs)
+            out, row_max, row_sum = _q_tiles(at, q_padded, k_padded, v_padded, is_clean)
+            return out[:q_len].astype(q.dtype), row_max[:q_len], row_sum[:q_len]
+
+        return lax.map(q_head, (jnp.arange(group), q_group))
+
+    # One 2-D product per head: batched products are slower on XLA:CPU, and a head's tiles stay in cache.
+    operands = (
+        jnp.arange(batch * kv_heads),
+        q.reshape(batch * kv_heads, group, q_len, dim),
+        k.reshape(batch * kv_heads, kv_len, dim),
+        v.reshape(batch * kv_heads, kv_len, value_dim),
     )
-    # A choice per tile is no faster (lax.cond, or two scans): the mask fuses into the exponentials.
-    masked = bool(tiles.is_partial.any())
-
-    def step(state: RowState, index: tuple[jax.Array, jax.Array]) -> tuple[RowState, None]:
-        row0, col0 = index[0] * q_tile, index[1] * kv_tile
-        q_rows, *rows = (lax.dynamic_slice_in_dim(x, row0, q_tile) for x in (q, *state))
-        k_rows, v_rows = (lax.dynamic_slice_in_dim(x, col0, kv_tile) for x in (k, v))
-        mask = visibility.visible(row0 + jnp.arange(q_tile), col0 + jnp.arange(kv_tile)) if masked else None
-        new_rows = _absorb(RowState(*rows), _dot(q_rows, k_rows.T) * scale, v_rows, mask)
-        state = jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, row0, 0), state, new_rows)
-        return state, None
-
-    if tiles.q_index.size:
-        state, _ = lax.scan(step, state, (jnp.asarray(tiles.q_index), jnp.asarray(tiles.kv_index)))
-    return state
+    out, row_max, row_sum = lax.map(kv_head, operands)
+    rows = (batch, heads, q_len)
+    return out.reshape(*rows, value_dim), row_max.reshape(rows), row_sum.reshape(rows)
 
 
-def _absorb(rows: RowState, scores: jax.Array, v: jax.Array, mask: jax.Array | None) -> RowState:
+class Head(NamedTuple):
+    """One query head of one batch row, and what makes its scores."""
+
+    batch: jax.Array
+    head: jax.Array
+    scoring: Scoring
+    options: Options
+    bias: jax.Array | None
+    sink: jax.Array | None
+    scale: jax.Array
+    runs: TileRuns
+
+    def lines(self, q_index: Any) -> Lines:
+        """Returns what the scoring says of the rows of a query tile."""
+        rows = self.options.tile[0]
+        return lines_of(self.scoring, self.batch, q_index * rows, rows)
+
+    def spot(self, q_index: Any, kv_index: Any, lines: Lines) -> Spot:
+        """Returns a tile by its place in the grid."""
+        rows, cols = self.options.tile
+        return Spot(self.batch, self.head, q_index * rows, kv_index * cols, rows, cols, lines)
+
+    def scores(self, q: jax.Array, k: jax.Array, spot: Spot) -> jax.Array:
+        """Returns the scores of a tile; ``q`` is scaled already."""
+        products = dot(q, k.T, self.options)
+        return tile_scores(products, spot, self.scoring, self.options, self.bias, self.scale)
+
+    def walk(self, q_index: jax.Array, step: Callable[[Any, Any, bool], Any], state: Any) -> Any:
+        """Runs ``step(kv tile, state, is_masked)`` over the live key tiles of a query tile."""
+        at = self.batch if self.runs.start.shape[0] > 1 else 0
+        start, full, part, end = (x[at, q_index] for x in self.runs)
+        state = lax.fori_loop(full, part, lambda j, x: step(j, x, False), state)
+        before = full - start  # masked tiles lie on both sides of the full ones
+        return lax.fori_loop(
+            0,
+            before + end - part,
+            lambda n, x: step(jnp.where(n < before, start + n, part + n - before), x, True),
+            state,
+        )
+
+
+def _q_tiles(at: Head, q: jax.Array, k: jax.Array, v: jax.Array, is_clean: jax.Array) -> tuple[jax.Array, ...]:
+    """Runs one head, one query tile after the other; operands are upcast and padded to whole tiles."""
+    q_tile, kv_tile = at.options.tile
+    lowest = jnp.finfo(q.dtype).min
+    v_clean = jnp.where(jnp.isfinite(v), v, 0)  # a hidden NaN would leak into the product as 0 * NaN
+
+    def one(q_index: jax.Array) -> tuple[jax.Array, ...]:
+        q_rows = lax.dynamic_slice_in_dim(q, q_index * q_tile, q_tile) * at.scale
+        lines = at.lines(q_index)
+        sink = None if at.sink is None else at.sink[at.head].astype(q.dtype)
+        top = jnp.asarray(lowest, q.dtype) if sink is None else jnp.maximum(sink, lowest)
+        weight = jnp.zeros((), q.dtype) if sink is None else jnp.exp(sink - top)
+        state = RowState(
+            jnp.full(q_tile, top, q.dtype), jnp.full(q_tile, weight, q.dtype), jnp.zeros((q_tile, v.shape[1]), q.dtype)
+        )
+
+        def step(kv_index: Any, state: RowState, is_masked: bool) -> RowState:
+            k_rows, v_rows = (lax.dynamic_slice_in_dim(x, kv_index * kv_tile, kv_tile) for x in (k, v_clean))
+            spot = at.spot(q_index, kv_index, lines)
+            scores = at.scores(q_rows, k_rows, spot)
+            return _absorb(state, scores, v_rows, spot, at, is_masked)
+
+        state = at.walk(q_index, step, state)
+        out = state.acc / jnp.where(state.row_sum > 0, state.row_sum, 1)[:, None]
+        strays = lax.cond(is_clean, jnp.zeros_like, lambda _: _strays(at, q_index, v), out)
+        return out + strays, state.row_max, state.row_sum
+
+    out, row_max, row_sum = lax.map(one, jnp.arange(q.shape[0] // q_tile))
+    return out.reshape(q.shape[0], -1), row_max.reshape(-1), row_sum.reshape(-1)
+
+
+def _absorb(rows: RowState, scores: jax.Array, v: jax.Array, spot: Spot, at: Head, is_masked: bool) -> RowState:
     """Adds a tile of ``scores`` ``[R, C]`` and values ``[C, Dv]`` to ``rows``, by the formula at the top."""
-    if mask is not None:
-        scores = jnp.where(mask, scores, -jnp.inf)
+    scores, mask = mask_scores(scores, spot, at) if is_masked else (scores, None)
     # rows.row_max is finite, so a row without a visible score yet never meets inf - inf.
     row_max = jnp.maximum(rows.row_max, scores.max(axis=1))
     weights = jnp.exp(scores - row_max[:, None])
     if mask is not None:
         weights = jnp.where(mask, weights, 0)  # exact by itself, whatever exp makes of -inf
     decay = jnp.exp(rows.row_max - row_max)
-    return RowState(
-        row_max=row_max,
-        row_sum=rows.row_sum * decay + weights.sum(axis=1),
-        acc=rows.acc * decay[:, None] + _dot(weights, v),
-    )
+    row_sum = rows.row_sum * decay + weights.sum(axis=1)
+    weights = round_to(keep_weights(weights, spot, at.scoring), at.options.weight_dtype)
+    return RowState(row_max, row_sum, rows.acc * decay[:, None] + dot(weights, v, at.options))
 
 
-def _finish(state: RowState, visibility: Visibility) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Normalises and applies CANN's convention for rows that see nothing."""
-    low, high = visibility.column_bounds(jnp.arange(state.row_max.shape[0]))
-    hidden = high <= low
-    row_sum = jnp.where(hidden, FLT_MAX, state.row_sum)
-    return state.acc / row_sum[:, None], jnp.where(hidden, -FLT_MAX, state.row_max), row_sum
+def mask_scores(scores: jax.Array, spot: Spot, at: Head) -> tuple[jax.Array, jax.Array]:
+    """Returns the scores with hidden ones replaced, and which of them may have weight at all."""
+    seen, visited = tile_mask(spot, at.scoring, at.options)
+    if at.options.mask_value is None:
+        return jnp.where(seen, scores, -jnp.inf), seen
+    return jnp.where(visited, jnp.where(seen, scores, at.options.mask_value), -jnp.inf), visited
 
 
-def _split_strays(v: jax.Array, visibility: Visibility) -> tuple[jax.Array, jax.Array]:
-    """Splits NaN and inf off ``v`` ``[Skv, Dv]``: a hidden one would leak into the product as ``0 * NaN``.
+def _strays(at: Head, q_index: jax.Array, v: jax.Array) -> jax.Array:
+    """Returns what NaN and inf in ``v`` add to the output of a query tile: only to rows that see them."""
+    kv_tile = at.options.tile[1]
+    lines = at.lines(q_index)
+    plus, minus = jnp.isnan(v) | jnp.isposinf(v), jnp.isnan(v) | jnp.isneginf(v)
 
-    Returns ``v`` with zeros in their place, and ``[Sq, Dv]`` to add to the output: 0, or the sum of the
-    strays that the row sees. As rows see intervals, running counts suffice.
-    """
-    finite = jnp.isfinite(v)
+    def step(kv_index: Any, counts: tuple[jax.Array, jax.Array], is_masked: bool) -> tuple[jax.Array, ...]:
+        seen = tile_mask(at.spot(q_index, kv_index, lines), at.scoring, at.options)[0].astype(v.dtype)
+        rows = (lax.dynamic_slice_in_dim(x, kv_index * kv_tile, kv_tile) for x in (plus, minus))
+        return tuple(x + dot(seen, y.astype(v.dtype), at.options) for x, y in zip(counts, rows, strict=True))
 
-    def visible_strays() -> jax.Array:
-        low, high = visibility.column_bounds(jnp.arange(visibility.q_len))
-
-        def sees(stray: jax.Array) -> jax.Array:
-            count = jnp.pad(jnp.cumsum(stray, axis=0, dtype=jnp.int32), ((1, 0), (0, 0)))
-            return count[high] > count[low]
-
-        infinity = jnp.asarray(jnp.inf, v.dtype)
-        plus, minus = sees(jnp.isnan(v) | jnp.isposinf(v)), sees(jnp.isnan(v) | jnp.isneginf(v))
-        return jnp.where(plus, infinity, 0) + jnp.where(minus, -infinity, 0)
-
-    none = jnp.zeros((visibility.q_len, v.shape[1]), v.dtype)
-    return jnp.where(finite, v, 0), lax.cond(finite.all(), lambda: none, visible_strays)
+    none = jnp.zeros((at.options.tile[0], v.shape[1]), v.dtype)
+    up, down = at.walk(q_index, step, (none, none))
+    return jnp.where(up > 0, jnp.inf, 0).astype(v.dtype) + jnp.where(down > 0, -jnp.inf, 0).astype(v.dtype)
 
 
-def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.dot(a, b, precision=lax.Precision.HIGHEST)
+def round_to(x: jax.Array, dtype: str | None) -> jax.Array:
+    """Rounds values to a narrower type, as the device stores them."""
+    return x if dtype is None else x.astype(dtype).astype(x.dtype)
 
 
-def _upcast(x: jax.Array) -> jax.Array:
+def dot(a: jax.Array, b: jax.Array, options: Options) -> jax.Array:
+    """Multiplies in the accumulator type."""
+    return jnp.dot(a, b, precision=options.precision)
+
+
+def upcast(x: jax.Array) -> jax.Array:
     """Casts once per head, not per tile: 16-bit products are slower than float32 ones on XLA:CPU."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def _pad_rows(x: jax.Array, tile: int) -> jax.Array:
+def pad_rows(x: jax.Array, tile: int) -> jax.Array:
     """Appends zero rows up to a whole number of tiles, at least one."""
     rows = max(1, -(-x.shape[0] // tile)) * tile
     return jnp.pad(x, ((0, rows - x.shape[0]), (0, 0)))
-
-
-def _check_operands(q: jax.Array, k: jax.Array, v: jax.Array, visibility: Visibility) -> None:
-    if str(q.dtype) not in _DTYPES or not q.dtype == k.dtype == v.dtype:
-        dtypes = f"{q.dtype}, {k.dtype}, {v.dtype}"
-        raise TypeError(f"q, k, v need one and the same dtype of {', '.join(_DTYPES)}, got {dtypes}")
-    shapes = f"got q {q.shape}, k {k.shape}, v {v.shape}"
-    if not q.ndim == k.ndim == v.ndim == 4:
-        raise ValueError(f"q, k, v must be [batch, heads, length, dim], {shapes}")
-    if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]) or k.shape[:3] != v.shape[:3]:
-        raise ValueError(f"q, k must share batch and dim, and k, v batch, heads and length, {shapes}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"the number of query heads must be a multiple of that of key heads, {shapes}")
-    if (q.shape[2], k.shape[2]) != (visibility.q_len, visibility.kv_len):
-        lengths = f"q_len={visibility.q_len} and kv_len={visibility.kv_len}"
-        raise ValueError(f"visibility is for {lengths}, {shapes}")

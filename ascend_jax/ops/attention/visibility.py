@@ -1,23 +1,25 @@
 """Which key column each query row may attend to: the one definition that all other parts read.
 
-A rule is an interval: row ``i`` sees the columns ``low[i] <= j < high[i]``. Masks, tile classes, the list of
-live tiles, hidden rows and pair counts are all derived from :meth:`Visibility.column_bounds`, in time and
-memory linear in the sequence lengths plus the number of tiles. A band, a prefix, segments or actual lengths
-are further interval rules, so they change that method and nothing else.
+A rule is an interval: row ``i`` sees the columns ``low[i] <= j < high[i]``. Causal masks, bands, prefixes, lengths
+and packed sequences are all intervals, so masks, tile classes, the list of live tiles, hidden rows and pair counts
+are derived from :func:`column_bounds`, in time and memory linear in the sequence lengths plus the number of tiles.
+A mask array that the caller passes hides further pairs inside the interval.
 
 Source of the rules: the ``sparseMode`` attribute of ``aclnnFlashAttentionScore``.
 """
 
 import dataclasses
 import enum
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
-__all__ = ["LiveTiles", "SparseMode", "TileClass", "Visibility"]
+__all__ = ["ALL_TOKENS", "LiveTiles", "SparseMode", "TileClass", "Visibility", "column_bounds"]
 
 Rows = TypeVar("Rows", np.ndarray, jax.Array)
+
+ALL_TOKENS = 2**31 - 1  # ``preTokens`` and ``nextTokens`` of a call that sets no window
 
 
 class SparseMode(enum.IntEnum):
@@ -34,7 +36,59 @@ class SparseMode(enum.IntEnum):
     BAND_LEFT_UP_CAUSAL = 8
 
 
-_SUPPORTED = (SparseMode.NO_MASK, SparseMode.LEFT_UP_CAUSAL, SparseMode.RIGHT_DOWN_CAUSAL)
+_PREFIX = (SparseMode.PREFIX, SparseMode.PREFIX_COMPRESS)
+_BAND = (SparseMode.BAND, SparseMode.RIGHT_DOWN_CAUSAL_BAND, SparseMode.BAND_LEFT_UP_CAUSAL)
+
+
+def column_bounds(
+    rows: Rows,
+    q_len: Any,
+    kv_len: Any,
+    mode: int = SparseMode.NO_MASK,
+    *,
+    pre_tokens: Any = ALL_TOKENS,
+    next_tokens: Any = ALL_TOKENS,
+    prefix: Any = 0,
+) -> tuple[Rows, Rows]:
+    """Returns the half-open interval of columns that each row sees. This is the definition.
+
+    Everything but ``mode`` may be an array that broadcasts with ``rows``, traced or not.
+
+    Args:
+        rows: Row numbers, an integer NumPy or JAX array; rows outside ``[0, q_len)`` see nothing.
+        q_len: Number of query rows.
+        kv_len: Number of key columns.
+        mode: The sparse mode. 7 and 8 mean the one sequence of the batch that has the band.
+        pre_tokens: Columns to the left of the diagonal that stay visible; modes 0, 4, 7, 8.
+        next_tokens: Columns to the right of it.
+        prefix: Columns visible to every row; modes 5 and 6.
+
+    Returns:
+        ``(low, high)`` with ``0 <= low <= high <= kv_len``.
+
+    >>> column_bounds(np.arange(3), 3, 5, SparseMode.PREFIX, prefix=4)
+    (array([0, 0, 0]), array([4, 4, 5]))
+    """
+    xp: Any = np if isinstance(rows, np.ndarray) else jax.numpy
+    zero = rows * 0
+    shift = kv_len - q_len
+    low, high = zero, zero + kv_len
+    if mode == SparseMode.NO_MASK or mode in _BAND:
+        anchor = rows + (0 if mode == SparseMode.NO_MASK else shift)
+        # a token count past the far corner of the matrix means the same as one that reaches it: no overflow
+        reach = q_len + kv_len
+        low = anchor - xp.clip(pre_tokens, -reach, reach)
+        high = anchor + xp.clip(next_tokens, -reach, reach) + 1
+    elif mode == SparseMode.LEFT_UP_CAUSAL:
+        high = rows + 1
+    elif mode == SparseMode.RIGHT_DOWN_CAUSAL:
+        high = rows + shift + 1
+    elif mode in _PREFIX:
+        high = xp.maximum(rows + shift + 1, prefix)
+    high = xp.clip(high, 0, kv_len)
+    low = xp.clip(low, 0, high)
+    within = (rows >= 0) & (rows < q_len)
+    return xp.where(within, low, 0).astype(rows.dtype), xp.where(within, high, 0).astype(rows.dtype)
 
 
 class TileClass(enum.IntEnum):
@@ -59,13 +113,16 @@ class LiveTiles(NamedTuple):
 class Visibility:
     """May query row ``i`` of ``[0, q_len)`` see key column ``j`` of ``[0, kv_len)``?
 
-    ====================  ==========================
-    mode                  row ``i`` sees
-    ====================  ==========================
-    NO_MASK               every column
-    LEFT_UP_CAUSAL        ``j <= i``
-    RIGHT_DOWN_CAUSAL     ``j <= i + kv_len - q_len``
-    ====================  ==========================
+    ======================  =================================================================
+    mode                    row ``i`` sees, with ``d = kv_len - q_len``
+    ======================  =================================================================
+    NO_MASK                 ``i - pre_tokens <= j <= i + next_tokens``: every column by default
+    ALL_MASK                every column
+    LEFT_UP_CAUSAL          ``j <= i``
+    RIGHT_DOWN_CAUSAL       ``j <= i + d``
+    BAND (and 7, 8)         ``i + d - pre_tokens <= j <= i + d + next_tokens``
+    PREFIX, ..._COMPRESS    ``j <= i + d`` or ``j < prefix``
+    ======================  =================================================================
 
     An operator call without an attention mask ignores its sparse mode; the operator says so with ``NO_MASK``.
     Instances are hashable, so they may be static arguments of ``jax.jit``.
@@ -74,9 +131,12 @@ class Visibility:
         q_len: Number of query rows, at least 0.
         kv_len: Number of key columns, at least 0.
         mode: The rule; a plain integer is accepted.
+        pre_tokens: Reach to the left, of modes 0, 4, 7, 8.
+        next_tokens: Reach to the right.
+        prefix: Columns that every row sees, of modes 5 and 6.
 
     Raises:
-        ValueError: A length is negative, or the mode is unknown or has no rule yet.
+        ValueError: A length is negative, or the mode is unknown.
 
     >>> causal = Visibility(q_len=4, kv_len=6, mode=SparseMode.RIGHT_DOWN_CAUSAL)
     >>> causal.column_bounds(np.arange(4))
@@ -88,15 +148,14 @@ class Visibility:
     q_len: int
     kv_len: int
     mode: SparseMode = SparseMode.NO_MASK
+    pre_tokens: int = ALL_TOKENS
+    next_tokens: int = ALL_TOKENS
+    prefix: int = 0
 
     def __post_init__(self) -> None:
         if self.q_len < 0 or self.kv_len < 0:
             raise ValueError(f"lengths must be at least 0, got q_len={self.q_len}, kv_len={self.kv_len}")
-        mode = SparseMode(self.mode)
-        if mode not in _SUPPORTED:
-            names = ", ".join(f"{m.name} ({m.value})" for m in _SUPPORTED)
-            raise ValueError(f"sparse mode {mode.name} ({mode.value}) has no rule yet; use one of {names}")
-        object.__setattr__(self, "mode", mode)
+        object.__setattr__(self, "mode", SparseMode(self.mode))
 
     def column_bounds(self, rows: Rows) -> tuple[Rows, Rows]:
         """Returns the half-open interval of columns that each row sees; ``low == high`` for a hidden row.
@@ -107,11 +166,8 @@ class Visibility:
         Returns:
             ``(low, high)``, shaped and typed as ``rows``, within ``[0, kv_len]``.
         """
-        low = rows * 0
-        if self.mode == SparseMode.NO_MASK:
-            return low, low + self.kv_len
-        shift = self.kv_len - self.q_len if self.mode == SparseMode.RIGHT_DOWN_CAUSAL else 0
-        return low, (rows + (shift + 1)).clip(0, self.kv_len)
+        tokens = {"pre_tokens": self.pre_tokens, "next_tokens": self.next_tokens}
+        return column_bounds(rows, self.q_len, self.kv_len, self.mode, prefix=self.prefix, **tokens)
 
     def visible(self, rows: Rows, columns: Rows) -> Rows:
         """Returns the boolean mask ``[R, C]``, True where row ``rows[r]`` sees column ``columns[c]``.

@@ -1,0 +1,32 @@
+"""The host tile: what runs fast in XLA, looked up by backend and shape. The Ascend tile is another knob (`tiling`)."""
+
+import jax
+
+from ascend_jax.ops.attention.host_tile_table import HOST_TILES
+
+__all__ = ["host_tiles"]
+
+_ALIGNMENT = 16
+
+
+def host_tiles(q_len: int, kv_len: int, dim: int = 128, *, backend: str | None = None) -> tuple[int, int]:
+    """Returns the (query, key) tile that suits XLA: equal tiles no larger than the table has, with little padding.
+
+    Args:
+        q_len: Number of query rows.
+        kv_len: Number of key columns.
+        dim: Head dimension, the larger of that of keys and values.
+        backend: "cpu", "gpu" or "tpu"; the default backend if not given.
+
+    >>> host_tiles(4096, 513, backend="cpu")
+    (512, 272)
+    """
+    rows = HOST_TILES.get(backend or jax.default_backend(), HOST_TILES["cpu"])
+    longest = max(q_len, kv_len)
+    largest = next((q, kv) for length, d, q, kv in rows if longest <= (length or longest) and dim <= (d or dim))
+    return _split(q_len, largest[0]), _split(kv_len, largest[1])
+
+
+def _split(length: int, largest: int) -> int:
+    even = -(-length // max(1, -(-length // largest)))
+    return max(1, -(-even // _ALIGNMENT)) * _ALIGNMENT

@@ -1,0 +1,372 @@
+"""The inference attention operators on arrays: ``fused_infer_attention_score``, and its two older branches.
+
+``FusedInferAttentionScore`` sends a call with one query row to the incremental branch, which ignores tokens and the
+compressed modes, and all others to the prompt branch. Sources: ops-transformer, fused_infer_attention_score,
+prompt_flash_attention, incre_flash_attention, and their aclnn documents.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ascend_jax.ops import kv_cache
+from ascend_jax.ops.attention.host_tile import host_tiles
+from ascend_jax.ops.attention.kernel import FLT_MAX, attend
+from ascend_jax.ops.attention.scoring import Options, Scoring
+from ascend_jax.ops.attention.visibility import ALL_TOKENS, SparseMode, column_bounds
+from ascend_jax.ops.attention_geometry import packed_geometry
+from ascend_jax.ops.attention_inference_checks import (
+    INFERENCE_LAYOUTS,
+    check_dims,
+    check_mask,
+    check_operands,
+    lengths_of,
+)
+from ascend_jax.ops.attention_layout import from_heads_first, refuse, sequence_lengths, to_heads_first
+
+__all__ = ["InferAttention", "fused_infer_attention_score", "incre_flash_attention", "prompt_flash_attention"]
+
+
+class InferAttention(NamedTuple):
+    """Results in the operator's order."""
+
+    attention_out: jax.Array
+    softmax_lse: jax.Array  # float32 [B, N, Sq, 1], [T, N, 1] for TND; empty unless asked for
+
+
+def fused_infer_attention_score(
+    query: jax.Array,
+    key: Any,
+    value: Any,
+    *,
+    num_heads: int = 1,
+    input_layout: str = "BSH",
+    scale_value: float | jax.Array = 1.0,
+    num_key_value_heads: int = 0,
+    pse_shift: jax.Array | None = None,
+    atten_mask: jax.Array | None = None,
+    actual_seq_lengths: Any = None,
+    actual_seq_lengths_kv: Any = None,
+    pre_tokens: int = ALL_TOKENS,
+    next_tokens: int = ALL_TOKENS,
+    sparse_mode: int = 0,
+    inner_precise: int = 0,
+    block_table: Any = None,
+    block_size: int = 0,
+    softmax_lse_flag: bool = False,
+    learnable_sink: jax.Array | None = None,
+    emulate: bool = False,
+    **cache: Any,
+) -> InferAttention:
+    """Compute ``aclnnFusedInferAttentionScore`` on arrays.
+
+    Scores are ``q k^T scale_value + pse_shift``, in this order. A row that sees nothing is 0 if there are several query
+    rows, or with sparse mode 3, or with bit 1 of ``inner_precise``; its log-sum-exp is +inf, as is that of padding.
+
+    Args:
+      query: float16, bfloat16 or float32, in ``input_layout``: "BSH", "BSND", "BNSD", "BNSD_BSND", "TND", "NTD_TND".
+      key: As query or int8; with ``block_table`` a page pool [blocks, bs, H], [blocks, N, bs, D] or NZ. A list of one
+        array is taken as that array.
+      value: Likewise.
+      num_heads: Heads N of query.
+      input_layout: Layout; the second half of a double name is that of the output.
+      scale_value: Factor of the products: 1.0 unless given.
+      num_key_value_heads: Heads of key, 0 for as many as query.
+      pse_shift: [B or 1, N, Sq, Skv], dtype of query.
+      atten_mask: bool, int8 or uint8, 1 = hidden. Modes 2, 3, 4: the compressed 2048 x 2048.
+      actual_seq_lengths: Query rows in use of each batch row, one number for all; cumulative ends for TND.
+      actual_seq_lengths_kv: Keys in use likewise; with pages per batch row, also for TND.
+      pre_tokens: Of modes 0 and 4; ignored without a mask and for one query row.
+      next_tokens: Likewise.
+      sparse_mode: 0 to 4.
+      inner_precise: Bit 0: high performance, bit 1: correct invalid rows.
+      block_table: int32 [B, pages], with it ``actual_seq_lengths_kv`` is required.
+      block_size: Rows of a page.
+      softmax_lse_flag: Also return the log-sum-exp.
+      learnable_sink: float32 [N].
+      emulate: Round as the device does: weights to the type of query; scores to float16 with high performance.
+      **cache: key_antiquant_scale, _offset, _mode, and for value (int8: ``(x + offset) * scale``);
+        key_shared_prefix, value_shared_prefix, actual_shared_prefix_len; query_padding_size, kv_padding_size;
+        query_rope, key_rope.
+
+    Raises:
+      ParameterError: 161001, 161002 or 561002, as the first phase refuses.
+
+    >>> q, kv = jnp.zeros((1, 1, 4)), jnp.arange(12.0).reshape(1, 3, 4)
+    >>> fused_infer_attention_score(q, kv, kv, actual_seq_lengths_kv=[2]).attention_out.ravel().tolist()
+    [2.0, 3.0, 4.0, 5.0]
+    """
+    fields = _Fields(**cache)
+    key, value = (x[0] if isinstance(x, list | tuple) and len(x) == 1 else x for x in (key, value))
+    check_operands(query, key, value, num_heads, num_key_value_heads, input_layout, sparse_mode, inner_precise)
+    source, target = INFERENCE_LAYOUTS[input_layout]
+    kv_heads = num_key_value_heads or num_heads
+    q = query[None] if source == "NTD" else to_heads_first("query", query, source, num_heads)
+    is_packed = source in ("TND", "NTD")
+    k, v, kv_lengths = _keys(key, value, q, kv_heads, source, block_table, block_size, actual_seq_lengths_kv, fields)
+    check_dims(q, k, v, input_layout, fields.query_rope is not None)
+    q, k = _rope(q, k, fields, source, num_heads, kv_heads)
+    has_one_row = q.shape[2] == 1 and not is_packed
+    mode = SparseMode.NO_MASK if has_one_row or atten_mask is None else SparseMode(sparse_mode)
+    tokens = (ALL_TOKENS, ALL_TOKENS) if has_one_row or atten_mask is None else (pre_tokens, next_tokens)
+    if is_packed:
+        scoring, k, v = _packed_rows(q, k, v, actual_seq_lengths, kv_lengths, mode, tokens, block_table is not None)
+    else:
+        q_lengths = lengths_of("actual_seq_lengths", actual_seq_lengths, q.shape[0], q.shape[2])
+        if fields.query_padding_size is not None:
+            q = kv_cache.left_aligned(q, fields.query_padding_size, q_lengths)
+        rows = jnp.arange(q.shape[2])[None, :]
+        limits = (jnp.asarray(x, jnp.int32).clip(0)[:, None] for x in (q_lengths, kv_lengths))
+        scoring = Scoring(*column_bounds(rows, *limits, mode, pre_tokens=tokens[0], next_tokens=tokens[1]))
+    mask = check_mask(atten_mask, sparse_mode, q.shape[0], q.shape[2], k.shape[2], is_packed)
+    scoring = dataclasses.replace(scoring, mask=mask)
+    zero_rows = inner_precise & 2 or sparse_mode == 3 or not has_one_row
+    options = Options(
+        tile=(1, 1),
+        mask_hides=True,
+        mask_value=None if zero_rows else -1e12 if emulate else -FLT_MAX,
+        weight_dtype=str(q.dtype) if emulate and q.dtype.itemsize == 2 else None,
+        score_dtype="float16" if emulate and inner_precise & 1 and q.dtype == jnp.float16 else None,
+    )
+    out, lse = _compute(q, k, v, scoring, options, scale_value, _pse(pse_shift, q, k), _sink(learnable_sink, num_heads))
+    if fields.query_padding_size is not None:
+        out, lse = (_right_aligned(x, fields.query_padding_size, q_lengths) for x in (out, lse))
+        lse = jnp.where(_in_use(lse, fields.query_padding_size, q_lengths), lse, jnp.inf)
+        out = jnp.where(_in_use(out, fields.query_padding_size, q_lengths), out, 0)
+    if not softmax_lse_flag:
+        lse = jnp.zeros(0, jnp.float32)
+    elif is_packed:
+        lse = jnp.swapaxes(lse[0], 0, 1)
+    return InferAttention(from_heads_first(out, target), lse)
+
+
+class _Fields(NamedTuple):
+    """The arguments that describe the cache."""
+
+    key_antiquant_scale: Any = None
+    key_antiquant_offset: Any = None
+    key_antiquant_mode: int = 0
+    value_antiquant_scale: Any = None
+    value_antiquant_offset: Any = None
+    value_antiquant_mode: int = 0
+    key_shared_prefix: Any = None
+    value_shared_prefix: Any = None
+    actual_shared_prefix_len: Any = None
+    query_padding_size: Any = None
+    kv_padding_size: Any = None
+    query_rope: Any = None
+    key_rope: Any = None
+
+
+def _keys(
+    key: Any, value: Any, q: Any, heads: int, source: str, table: Any, block_size: int, lengths: Any, fields: _Fields
+) -> tuple[Any, Any, Any]:
+    """Return keys, values ``[B, N, S, D]`` and their lengths, whatever they were stored as."""
+    batch = q.shape[0]
+    if table is None:
+        pair = [
+            x[None] if source == "NTD" else to_heads_first(name, x, source, heads)
+            for name, x in (("key", key), ("value", value))
+        ]
+        if pair[0].shape[:3] != pair[1].shape[:3]:
+            raise refuse("value.shape", list(value.shape), "must have the batch, heads and length of key")
+        kv_lengths = (
+            lengths
+            if source in ("TND", "NTD")
+            else lengths_of("actual_seq_lengths_kv", lengths, batch, pair[0].shape[2])
+        )
+    else:
+        if lengths is None:
+            raise refuse("actual_seq_lengths_kv", None, "is required with a block_table")
+        if table.ndim != 2 or (source not in ("TND", "NTD") and table.shape[0] != batch):
+            raise refuse("block_table.shape", list(table.shape), f"must be [{batch}, pages]")
+        for name, pool in (("key", key), ("value", value)):
+            dim = pool.shape[2] // heads if pool.ndim == 3 else pool.shape[-1] if pool.ndim == 4 else q.shape[3]
+            kv_cache.page_layout(name, pool, block_size, heads, dim)
+        kv_lengths = lengths_of("actual_seq_lengths_kv", lengths, table.shape[0], table.shape[1] * block_size)
+        pair = [
+            kv_cache.gather_pages(name, pool, table, kv_lengths, block_size, heads)
+            for name, pool in (("key", key), ("value", value))
+        ]
+    if fields.kv_padding_size is not None:
+        pair = [kv_cache.left_aligned(x, fields.kv_padding_size, kv_lengths) for x in pair]
+    for index, name in enumerate(("key", "value")):
+        if pair[index].dtype == jnp.int8:
+            scale, offset, mode = (getattr(fields, f"{name}_antiquant_{part}") for part in ("scale", "offset", "mode"))
+            if mode in (4, 5) and table is not None and scale is not None:
+                scale, offset = (
+                    None if x is None else kv_cache.gather_scales(x, table, kv_lengths, block_size)
+                    for x in (scale, offset)
+                )
+            pair[index] = kv_cache.dequantise(name, pair[index], scale, offset, mode, q.dtype)
+    return _with_prefix(*pair, kv_lengths, fields, heads, source)
+
+
+def _with_prefix(k: Any, v: Any, lengths: Any, fields: _Fields, heads: int, source: str) -> tuple[Any, Any, Any]:
+    """Put the shared prefix in front of every batch row."""
+    prefix = (fields.key_shared_prefix, fields.value_shared_prefix)
+    if prefix[0] is None and prefix[1] is None:
+        return k, v, lengths
+    if prefix[0] is None or prefix[1] is None or source in ("TND", "NTD"):
+        raise refuse("key_shared_prefix", "given", "needs value_shared_prefix too, and no TND")
+    names = ("key_shared_prefix", "value_shared_prefix")
+    pair = [to_heads_first(name, x, source, heads) for name, x in zip(names, prefix, strict=True)]
+    given = fields.actual_shared_prefix_len
+    count = pair[0].shape[2] if given is None else int(np.asarray(given).ravel()[0])
+    if not 0 <= count <= pair[0].shape[2] or pair[0].shape[0] != 1 or pair[0].shape[:3] != pair[1].shape[:3]:
+        shapes = f"{[list(x.shape) for x in pair]}, {count}"
+        raise refuse("key_shared_prefix, actual_shared_prefix_len", shapes, "must be [1, N, Sp, D], at most Sp in use")
+    joined = (
+        jnp.concatenate([jnp.broadcast_to(x[:, :, :count], (rest.shape[0], heads, count, x.shape[3])), rest], axis=2)
+        for x, rest in zip(pair, (k, v), strict=True)
+    )
+    return (*joined, jnp.asarray(lengths) + count)  # type: ignore[return-value]
+
+
+def _rope(q: Any, k: Any, fields: _Fields, source: str, heads: int, kv_heads: int) -> tuple[Any, Any]:
+    if fields.query_rope is None and fields.key_rope is None:
+        return q, k
+    if fields.query_rope is None or fields.key_rope is None:
+        raise refuse("query_rope, key_rope", "one of them", "give both or none")
+    pair = (
+        x[None] if source == "NTD" else to_heads_first(name, x, source, n)
+        for name, x, n in (("query_rope", fields.query_rope, heads), ("key_rope", fields.key_rope, kv_heads))
+    )
+    joined = []
+    for name, whole, part in zip(("query_rope", "key_rope"), (q, k), pair, strict=True):
+        if part.shape[:3] != whole.shape[:3] or part.dtype != whole.dtype:
+            raise refuse(f"{name}.shape", list(part.shape), "must match its partner but for D; no pages")
+        joined.append(jnp.concatenate([whole, part], axis=3))
+    return joined[0], joined[1]
+
+
+def _packed_rows(
+    q: Any, k: Any, v: Any, ends: Any, kv_given: Any, mode: int, tokens: tuple[int, int], is_paged: bool
+) -> tuple[Scoring, Any, Any]:
+    """Return the scoring of packed queries, and keys as one row: pages of all sequences one after the other."""
+    if ends is None or kv_given is None:
+        raise refuse("actual_seq_lengths, actual_seq_lengths_kv", None, "TND needs both lists")
+    q_lens = sequence_lengths("actual_seq_lengths", ends, q.shape[2], is_exact=True)
+    if is_paged:
+        kv_lens, stride = [int(n) for n in np.asarray(kv_given)], k.shape[2]
+        k, v = (x.swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[3]) for x in (k, v))
+    else:
+        kv_lens, stride = sequence_lengths("actual_seq_lengths_kv", kv_given, k.shape[2], is_exact=True), 0
+    window = {"pre_tokens": tokens[0], "next_tokens": tokens[1]}
+    geometry = packed_geometry(q_lens, kv_lens, q.shape[2], has_mask=mode != 0, sparse_mode=int(mode), **window)
+    scoring = geometry.scoring()
+    if is_paged:  # sequences lie a whole number of pages apart
+        packed_start = np.repeat(np.cumsum([0, *kv_lens[:-1]]), q_lens)
+        shift = jnp.asarray(np.repeat(np.arange(len(q_lens)) * stride, q_lens) - packed_start, jnp.int32)[None]
+        scoring = dataclasses.replace(scoring, low=scoring.low + shift, high=scoring.high + shift)
+    return scoring, k, v
+
+
+def _pse(pse: Any, q: Any, k: Any) -> Any:
+    if pse is None:
+        return None
+    batch, heads, q_len, _ = q.shape
+    if pse.dtype != q.dtype or pse.ndim != 4 or pse.shape[0] not in (1, batch) or pse.shape[1] != heads:
+        raise refuse("pse_shift", f"{pse.dtype}{list(pse.shape)}", f"must be {q.dtype} [B or 1, {heads}, Sq, Skv]")
+    if pse.shape[2] < q_len or pse.shape[3] < k.shape[2]:
+        raise refuse("pse_shift.shape", list(pse.shape), f"must cover Sq = {q_len} and Skv = {k.shape[2]}")
+    return pse[:, :, :q_len, : k.shape[2]]
+
+
+def _sink(sink: Any, heads: int) -> Any:
+    if sink is not None and sink.shape != (heads,):
+        raise refuse("learnable_sink.shape", list(sink.shape), f"must be [{heads}]")
+    return sink
+
+
+def _compute(
+    q: Any, k: Any, v: Any, scoring: Scoring, options: Options, scale: Any, bias: Any, sink: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Run the kernel; with one query row, all heads of a group are the rows of one product."""
+    batch, heads, q_len, dim = q.shape
+    kv_heads = k.shape[1]
+    folds = q_len == 1 and scoring.row is None and bias is None and sink is None and heads > kv_heads
+    if folds:
+        q = q.reshape(batch, kv_heads, heads // kv_heads, dim)
+        limits = (jnp.broadcast_to(x, (x.shape[0], q.shape[2])) for x in (scoring.low, scoring.high))
+        scoring = Scoring(*limits, mask=scoring.mask)
+    tile = host_tiles(q.shape[2], k.shape[2], max(dim, v.shape[3]))
+    out, row_max, row_sum = attend(
+        q, k, v, scoring, dataclasses.replace(options, tile=tile), scale=scale, bias=bias, sink=sink
+    )
+    hidden = (row_sum == 0) | (row_max == (-FLT_MAX if options.mask_value is None else options.mask_value))
+    lse = jnp.where(hidden, jnp.inf, row_max + jnp.log(jnp.where(hidden, 1, row_sum))).astype(jnp.float32)
+    return out.reshape(batch, heads, q_len, -1), lse.reshape(batch, heads, q_len, 1)
+
+
+def _right_aligned(x: jax.Array, padding: Any, lengths: Any) -> jax.Array:
+    """Undo ``left_aligned``."""
+    total = x.shape[2]
+    start = total - jnp.asarray(padding).reshape(-1) - jnp.asarray(lengths)
+    at = (jnp.arange(total)[None, :] - start[:, None]).clip(0, total - 1)
+    return jnp.take_along_axis(x, at[:, None, :, None], axis=2)
+
+
+def _in_use(x: jax.Array, padding: Any, lengths: Any) -> jax.Array:
+    """Return which rows of ``[B, N, S, D]`` hold queries when they sit on the right: ``[B, 1, S, 1]``."""
+    end = x.shape[2] - jnp.asarray(padding).reshape(-1, 1)
+    at = jnp.arange(x.shape[2])[None, :]
+    start = end - jnp.asarray(lengths)[:, None]
+    return ((at >= start) & (at < end) & (start >= 0))[:, None, :, None]
+
+
+def prompt_flash_attention(
+    query: jax.Array, key: Any, value: Any, *, next_tokens: int = 0, **attributes: Any
+) -> jax.Array:
+    """Compute ``aclnnPromptFlashAttentionV3`` on arrays: the prompt branch, without log-sum-exp.
+
+    Args:
+      query: As :func:`fused_infer_attention_score`; so are ``key``, ``value`` and ``attributes``.
+      key: Keys.
+      value: Values.
+      next_tokens: **0 unless given**: with a mask and sparse mode 0, blocks right of the diagonal are not visited.
+      **attributes: num_heads, input_layout, scale_value, atten_mask, and so on.
+
+    >>> q = jnp.zeros((1, 2, 4))
+    >>> prompt_flash_attention(q, q, q).shape
+    (1, 2, 4)
+    """
+    _without("prompt_flash_attention", attributes, ("softmax_lse_flag", "block_table"))
+    return fused_infer_attention_score(query, key, value, next_tokens=next_tokens, **attributes).attention_out
+
+
+def incre_flash_attention(
+    query: jax.Array, key: Any, value: Any, *, inner_precise: int = 1, **attributes: Any
+) -> jax.Array:
+    """Compute ``aclnnIncreFlashAttentionV4`` on arrays: one query row against a cache.
+
+    Args:
+      query: One row per batch row; see :func:`fused_infer_attention_score` for this and the others.
+      key: Keys, plain or pages.
+      value: Values.
+      inner_precise: **1 unless given**.
+      **attributes: num_heads, input_layout, actual_seq_lengths_kv, block_table, and so on.
+
+    Raises:
+      ParameterError: 161002 for more than one query row.
+
+    >>> q = jnp.zeros((1, 1, 4))
+    >>> incre_flash_attention(q, q, q).shape
+    (1, 1, 4)
+    """
+    _without("incre_flash_attention", attributes, ("softmax_lse_flag", "pre_tokens", "next_tokens", "sparse_mode"))
+    axis = {"BSH": 1, "BSND": 1, "BNSD": 2}.get(attributes.get("input_layout", "BSH"))
+    if axis is None:
+        raise refuse("input_layout", attributes["input_layout"], "must be BSH, BSND or BNSD")
+    if query.ndim > axis and query.shape[axis] != 1:
+        raise refuse("query.shape", list(query.shape), "must have one query row")
+    return fused_infer_attention_score(query, key, value, inner_precise=inner_precise, **attributes).attention_out
+
+
+def _without(operator: str, attributes: dict[str, Any], names: tuple[str, ...]) -> None:
+    for name in names:
+        if name in attributes:
+            raise refuse(name, attributes[name], f"{operator} has no such parameter")

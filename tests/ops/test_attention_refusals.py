@@ -1,0 +1,207 @@
+"""What the operators refuse: the code, the parameter's name, the value. Before anything runs."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ascend_jax as aj
+from ascend_jax.ops import (
+    PackedDropout,
+    attention_update,
+    explain,
+    flash_attention,
+    flash_attention_score,
+    fused_infer_attention_score,
+    incre_flash_attention,
+    npu_attention_update,
+    prompt_flash_attention,
+    ring_attention_update,
+)
+
+Z = np.zeros
+COMPRESSED = Z((2048, 2048), np.uint8)
+Q, KV = Z((1, 4, 6, 8), np.float32), Z((1, 2, 6, 8), np.float32)
+PACKED, PACKED_KV = Z((10, 4, 8), np.float32), Z((10, 2, 8), np.float32)
+ENDS = {"input_layout": "TND", "actual_seq_qlen": [4, 10], "actual_seq_kvlen": [4, 10]}
+FULL = Z((6, 6), np.uint8)
+
+SCORE = [  # changes to a good call, code, words of the message
+    ({"query": None}, 161001, "query = None"),
+    ({"padding_mask": FULL}, 161002, "padding_mask"),
+    ({"input_layout": "BDNS"}, 161002, "input_layout = BDNS"),
+    ({"head_num": 0}, 161002, "head_num = 0"),
+    ({"head_num": 3}, 161002, "query.shape"),
+    ({"key": KV[0]}, 161002, "key.shape"),
+    ({"key": KV.astype(np.float16)}, 161002, "key.dtype = float16"),
+    ({"key": Z((1, 3, 6, 8), np.float32), "value": Z((1, 3, 6, 8), np.float32)}, 161002, "multiple of the 3 heads"),
+    ({"key": Z((1, 2, 6, 4), np.float32)}, 161002, "head dimension of query"),
+    ({"value": Z((1, 2, 6, 9), np.float32)}, 161002, "8, 9: 1 <= Dv <= D <= 768"),
+    ({"query": Z((1, 4, 6, 769), "f"), "key": Z((1, 2, 6, 769), "f")}, 161002, "769"),
+    ({"query": Z((1, 6, 30), "f"), "input_layout": "BSH"}, 161002, "multiple of its 4 heads"),
+    ({"pse_type": 4}, 161002, "pse_type = 4"),
+    ({"pse_type": 2}, 161002, "pse = None"),
+    ({"pse": FULL.astype(np.float32)}, 161002, "rank 4"),
+    ({"pse": Z((2, 4, 6, 6), np.float32)}, 161002, "pse.shape"),
+    ({"pse": Z((1, 4, 6, 6), np.float16)}, 161002, "pse.dtype = float16"),
+    ({"keep_prob": 0.0}, 161002, "keep_prob = 0.0"),
+    ({"keep_prob": 1.5}, 161002, "keep_prob = 1.5"),
+    ({"keep_prob": 0.5}, 161002, "drop_mask = None"),
+    ({"keep_prob": 0.5, "drop_mask": Z(17, np.uint8)}, 161002, "at least 18 bytes"),
+    ({"atten_mask": FULL, "sparse_mode": 9}, 161002, "sparse_mode = 9"),
+    ({"atten_mask": COMPRESSED, "sparse_mode": 7}, 161002, "sparse_mode = 7"),
+    ({"atten_mask": FULL, "sparse_mode": 3}, 161002, "[2048, 2048]"),
+    ({"atten_mask": COMPRESSED, "sparse_mode": 6, "prefix": [2]}, 161002, "[3072, 2048]"),
+    ({"atten_mask": FULL[0]}, 161002, "rank 2 or 4"),
+    ({"atten_mask": Z((1, 1, 1, 6), np.uint8)}, 161002, "atten_mask.shape = [1, 1, 1, 6]"),
+    ({"atten_mask": FULL.astype(np.float32)}, 161002, "atten_mask.dtype"),
+    ({"atten_mask": FULL, "pre_tokens": -1, "next_tokens": -1}, 561002, "-1, -1"),
+    ({"atten_mask": FULL, "pre_tokens": 1, "next_tokens": -2}, 561002, "next_tokens = -2"),
+    ({"atten_mask": COMPRESSED, "sparse_mode": 4, "pre_tokens": -5, "next_tokens": 2}, 561002, "encloses nothing"),
+    ({"atten_mask": FULL[None, None], "sparse_mode": 5}, 161002, "prefix = None"),
+    ({"atten_mask": Z((3072, 2048), np.uint8), "sparse_mode": 6, "prefix": [7]}, 561002, "[0, 6]"),
+    ({"inner_precise": 3}, 161002, "inner_precise = 3"),
+    ({"sink": Z(3, np.float32)}, 161002, "sink"),
+    ({"query_rope": Q}, 161001, "both or none"),
+    ({"softmax_layout": "TND"}, 161002, "softmax_layout"),
+]
+
+
+def refuse(call, code, words):
+    with pytest.raises(aj.ParameterError) as refusal:
+        call()
+    assert refusal.value.code == code and words in str(refusal.value), str(refusal.value)
+
+
+@pytest.mark.parametrize(("changes", "code", "words"), SCORE, ids=lambda x: str(x)[:40] if isinstance(x, str) else "")
+def test_flash_attention_score(changes, code, words):
+    good = {"query": Q, "key": KV, "value": KV, "head_num": 4, "input_layout": "BNSD"}
+    refuse(lambda: flash_attention_score(**{**good, **changes}), code, words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"actual_seq_qlen": None}, 161002, "TND needs both"),
+        ({"actual_seq_qlen": [4, 3, 10]}, 561002, "may not fall"),
+        ({"actual_seq_qlen": [4, 11]}, 561002, "T = 10"),
+        ({"actual_seq_qlen": [10]}, 161002, "actual_seq_kvlen"),
+        ({"atten_mask": FULL, "sparse_mode": 5, "prefix": [1, 1]}, 161002, "sparse_mode = 5"),
+        ({"atten_mask": FULL[:3], "sparse_mode": 1}, 161002, "atten_mask.shape"),
+        ({"atten_mask": COMPRESSED, "sparse_mode": 3, "actual_seq_kvlen": [3, 10]}, 561002, "Sq = 4, Skv = 3"),
+        ({"atten_mask": COMPRESSED, "sparse_mode": 7, "pre_tokens": 5, "next_tokens": 0}, 561002, "pre_tokens = 5"),
+        ({"atten_mask": COMPRESSED, "sparse_mode": 7, "pre_tokens": 9, "next_tokens": 1}, 561002, "next_tokens = 1"),
+        ({"atten_mask": COMPRESSED, "sparse_mode": 8, "pre_tokens": 9, "next_tokens": -1}, 561002, "next_tokens = -1"),
+        ({"pse": Z(208, np.float32), "actual_seq_qlen": [0, 10]}, 561002, "length 0"),
+    ],
+)
+def test_packed(changes, code, words):
+    good = {"query": PACKED, "key": PACKED_KV, "value": PACKED_KV, "head_num": 4, **ENDS}
+    refuse(lambda: flash_attention_score(**{**good, **changes}), code, words)
+
+
+POOL = Z((4, 16, 16), np.float32)
+PAGES = {"block_size": 16, "block_table": np.array([[0, 1]]), "actual_seq_lengths_kv": [20], "key": POOL, "value": POOL}
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"sparse_mode": 5}, 161002, "sparse_mode = 5"),
+        ({"input_layout": "SBH"}, 161002, "input_layout = SBH"),
+        ({"inner_precise": 4}, 161002, "inner_precise"),
+        ({"num_key_value_heads": 3}, 161002, "num_heads"),
+        ({"atten_mask": Z((1, 1, 1, 6), np.uint8)}, 161002, "atten_mask.shape = [1, 1, 1, 6]"),
+        ({"atten_mask": FULL, "sparse_mode": 2}, 161002, "[2048, 2048]"),
+        ({"actual_seq_lengths_kv": [7]}, 561002, "must not exceed 6"),
+        ({"actual_seq_lengths_kv": [1, 1]}, 561002, "1 or 1 entries"),
+        ({"key": Z((1, 6, 16), np.int8)}, 161001, "key_antiquant_scale"),
+        ({"key_shared_prefix": Z((1, 2, 16), np.float32)}, 161002, "value_shared_prefix"),
+        ({**PAGES, "actual_seq_lengths_kv": None}, 161002, "required with a block_table"),
+        ({**PAGES, "block_size": 1}, 561002, "block_size = 1"),
+        ({**PAGES, "block_size": 1024}, 561002, "block_size = 1024"),
+        ({**PAGES, "block_size": 32}, 561002, "key.shape"),
+        ({**PAGES, "block_table": np.array([[0, -1]])}, 561002, "block_table[0, 1] = -1"),
+        ({**PAGES, "block_table": np.array([[0, 4]])}, 561002, "block_table[0, 1] = 4"),
+        ({**PAGES, "block_table": np.array([[0]])}, 561002, "must not exceed 16"),
+    ],
+)
+def test_fused_infer_attention_score(changes, code, words):
+    x = Z((1, 6, 16), np.float32)
+    good = {"query": x, "key": x, "value": x, "num_heads": 2}
+    good = {name: jnp.asarray(y) if isinstance(y, np.ndarray) else y for name, y in {**good, **changes}.items()}
+    good |= {"block_table": changes["block_table"]} if "block_table" in changes else {}
+    refuse(lambda: fused_infer_attention_score(**good), code, words)
+
+
+def test_packed_inference():
+    def call(dim, ends):
+        x = Z((10, 1, dim), np.float32)
+        fused_infer_attention_score(x, x, x, input_layout="TND", actual_seq_lengths=ends, actual_seq_lengths_kv=ends)
+
+    refuse(lambda: call(256, [10]), 561002, "TND takes 64/64, 128/128")
+    refuse(lambda: call(64, [4, 6]), 561002, "the last end 6 must equal T = 10")
+    refuse(lambda: call(64, [4, 3, 10]), 561002, "may not fall")
+    call(64, [10])
+    call(64, [4, 10])
+
+
+def test_the_older_branches():
+    x = Z((1, 2, 8), np.float32)
+    refuse(lambda: incre_flash_attention(x, x, x), 161002, "one query row")
+    refuse(lambda: incre_flash_attention(x, x, x, sparse_mode=3), 161002, "no such parameter")
+    refuse(lambda: prompt_flash_attention(x, x, x, softmax_lse_flag=True), 161002, "no such parameter")
+
+
+def test_merging():
+    out, stat = jnp.zeros((1, 1, 8)), jnp.zeros((1, 1, 1, 8))
+    refuse(lambda: ring_attention_update(out, stat, stat, out, stat[..., :1], stat), 161002, "cur_softmax_max")
+    refuse(lambda: ring_attention_update(*(out, stat, stat) * 2, input_layout="BSH"), 161002, "input_layout")
+    refuse(lambda: attention_update([jnp.zeros(1)] * 17, [out[0]] * 17), 161002, "17, 17")
+    refuse(lambda: attention_update([jnp.zeros(1)], [out[0, :, :4]]), 161002, "multiple of 8")
+    refuse(lambda: npu_attention_update([jnp.zeros(1)], [out[0]], 2), 161002, "update_type = 2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"causal": "bottom"}, ValueError, "lower_right"),
+        ({"window": (1, -2)}, ValueError, "at least 0"),
+        ({"window": (1, 2, 3)}, ValueError, "pair"),
+        ({"mask": Z((6, 6), bool)}, ValueError, "mask has shape [6, 6]"),
+        ({"mask": Z((1, 1, 6, 6), np.uint8)}, TypeError, "must be bool"),
+        ({"bias": Z((1, 3, 6, 6), np.float32)}, ValueError, "bias has shape"),
+        ({"q_lengths": [1, 2]}, ValueError, "q_lengths"),
+        ({"kv_lengths": [1.5]}, ValueError, "integers"),
+        ({"segment_ids": Z((1, 5), int)}, ValueError, "[1, 6]"),
+        ({"sink": Z(3, np.float32)}, ValueError, "[4]"),
+        ({"softcap": 0.0}, ValueError, "softcap"),
+        ({"tile": 0}, ValueError, "tile"),
+        ({"dropout": 0.1}, TypeError, "PhiloxDropout"),
+        ({"dropout": PackedDropout(Z(3, np.uint8), 0.5)}, ValueError, "at least 18 bytes"),
+        ({"dropout": PackedDropout(Z(18, np.uint8), 0.0)}, ValueError, "keep_prob"),
+        ({"k": Z((1, 6, 3, 8), np.float32), "v": Z((1, 6, 3, 8), np.float32)}, ValueError, "multiple"),
+        ({"k": Z((1, 6, 2, 8), np.float16)}, TypeError, "float16"),
+        ({"q": Z((6, 8), np.float32)}, ValueError, "q has shape"),
+    ],
+)
+def test_the_jax_surface(changes, error, words):
+    good = {"q": Z((1, 6, 4, 8), np.float32), "k": Z((1, 6, 2, 8), np.float32), "v": Z((1, 6, 2, 8), np.float32)}
+    good = {**good, **changes}
+    with pytest.raises(error) as refusal:
+        flash_attention(good.pop("q"), good.pop("k"), good.pop("v"), **good)
+    assert words in str(refusal.value)
+
+
+def test_explain_warns_of_inverted_masks(capsys):
+    q = Z((2, 64, 2, 8), np.float32)
+    causal = np.tril(np.ones((64, 64), bool))[None, None]
+    assert not explain(q, q, q, mask=causal).warnings
+    assert "inverted" in explain(q, q, q, mask=~causal).warnings[0]
+    keys = (np.arange(64) < 40)[None, None, None]
+    assert not explain(q, q, q, mask=keys).warnings
+    assert "inverted" in explain(q, q, q, mask=~keys).warnings[0]
+    report = explain(q, q, q, causal=True, tile=16)
+    assert report.tiles == (2 * 6, 2 * 4, 2 * 6) and report.live_pairs == 2 * 64 * 65 // 2
+    assert report.flops == 2 * (8 + 8) * report.live_pairs * 2
+    assert str(report) in capsys.readouterr().out
+    assert "see nothing" in explain(q[:, :, :, :], q[:, :32], q[:, :32], causal="lower_right").warnings[0]
