@@ -1,0 +1,60 @@
+"""HCCL: communicators, collectives with real values and predicted times, and clusters of cards."""
+
+from ascend_jax.hccl.carrier import AXIS, CARRIERS, CarrierChoice, carry, choose_carrier, set_host_devices
+from ascend_jax.hccl.collectives import (
+    all_gather,
+    all_reduce,
+    all_reduce_bytes,
+    all_to_all,
+    all_to_all_v,
+    barrier,
+    batch_send_recv,
+    broadcast,
+    reduce,
+    reduce_scatter,
+    scatter,
+    send_recv,
+)
+from ascend_jax.hccl.communicator import CommConfig, Communicator, comm_world
+from ascend_jax.hccl.datatypes import DataType, ReduceOp, data_type, item_bytes
+from ascend_jax.hccl.rank_table import ranks_of_table, read_rank_table
+from ascend_jax.hccl.results import HcclError, HcclResult, error_string
+from ascend_jax.hccl.root_info import Gathering, get_root_info
+from ascend_jax.hccl.topology import Topology, default_topology
+
+__all__ = [
+    "AXIS",
+    "CARRIERS",
+    "CarrierChoice",
+    "CommConfig",
+    "Communicator",
+    "DataType",
+    "Gathering",
+    "HcclError",
+    "HcclResult",
+    "ReduceOp",
+    "Topology",
+    "all_gather",
+    "all_reduce",
+    "all_reduce_bytes",
+    "all_to_all",
+    "all_to_all_v",
+    "barrier",
+    "batch_send_recv",
+    "broadcast",
+    "carry",
+    "choose_carrier",
+    "comm_world",
+    "data_type",
+    "default_topology",
+    "error_string",
+    "get_root_info",
+    "item_bytes",
+    "ranks_of_table",
+    "read_rank_table",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send_recv",
+    "set_host_devices",
+]
