@@ -1,5 +1,6 @@
 """HCCL: communicators, collectives with real values and predicted times, and clusters of cards."""
 
+from ascend_jax.hccl.algorithm import ALGORITHMS, Candidate, CollectiveTime, collective_time, explain_collective
 from ascend_jax.hccl.carrier import AXIS, CARRIERS, CarrierChoice, carry, choose_carrier, set_host_devices
 from ascend_jax.hccl.collectives import (
     all_gather,
@@ -16,6 +17,7 @@ from ascend_jax.hccl.collectives import (
     send_recv,
 )
 from ascend_jax.hccl.communicator import CommConfig, Communicator, comm_world
+from ascend_jax.hccl.cost.phases import Collective
 from ascend_jax.hccl.datatypes import DataType, ReduceOp, data_type, item_bytes
 from ascend_jax.hccl.rank_table import ranks_of_table, read_rank_table
 from ascend_jax.hccl.results import HcclError, HcclResult, error_string
@@ -23,9 +25,13 @@ from ascend_jax.hccl.root_info import Gathering, get_root_info
 from ascend_jax.hccl.topology import Topology, default_topology
 
 __all__ = [
+    "ALGORITHMS",
     "AXIS",
     "CARRIERS",
+    "Candidate",
     "CarrierChoice",
+    "Collective",
+    "CollectiveTime",
     "CommConfig",
     "Communicator",
     "DataType",
@@ -44,10 +50,12 @@ __all__ = [
     "broadcast",
     "carry",
     "choose_carrier",
+    "collective_time",
     "comm_world",
     "data_type",
     "default_topology",
     "error_string",
+    "explain_collective",
     "get_root_info",
     "item_bytes",
     "ranks_of_table",

@@ -189,8 +189,7 @@ def send_recv(x: jax.Array, comm: Communicator, pairs: Sequence[tuple[int, int]]
         came = lax.ppermute(x, AXIS, _whole(wave, comm.cards))
         is_target = np.isin(np.arange(comm.cards), [target for _, target in wave])
         moved = jnp.where(jnp.asarray(is_target)[lax.axis_index(AXIS)], came, moved)
-    rank = my_rank(comm)
-    takes = jnp.isin(rank, jnp.asarray(targets or [-2]))
+    takes = jnp.isin(my_rank(comm), jnp.asarray(targets or [-2]))
     return jnp.where(takes, moved, recv)
 
 

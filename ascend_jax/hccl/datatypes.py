@@ -107,7 +107,7 @@ def data_type(dtype: Any) -> DataType:
     <DataType.FP16: 3>
     """
     if isinstance(dtype, int):
-        if dtype not in iter(DataType):
+        if dtype not in set(DataType):
             raise HcclError(
                 HcclResult.NOT_SUPPORT, f"dtype = {dtype}: HcclDataType has {[int(one) for one in DataType]}"
             )
@@ -124,7 +124,7 @@ def check_reduction(dtype: DataType, op: ReduceOp) -> None:
     Raises:
       HcclError: NOT_SUPPORT for the type, or for PROD of int16 and bfloat16; PARA for an unknown operation.
     """
-    if op not in iter(ReduceOp):
+    if op not in set(ReduceOp):
         raise HcclError(HcclResult.PARA, f"op = {op!r}: HcclReduceOp has SUM 0, PROD 1, MAX 2, MIN 3")
     if dtype not in REDUCIBLE:
         names = ", ".join(one.name for one in REDUCIBLE)
