@@ -12,8 +12,10 @@ Device state is an immutable pytree, every runtime call a pure function on it, a
 [0.0, 1.0, 2.0, 3.0]
 """
 
-from ascend_jax import insight, ops
+from ascend_jax import hccl, insight, ops
 from ascend_jax.chip.spec import ChipSpec, chip, chips, load_chip_file, peak_flops
+from ascend_jax.hccl.cluster import Cluster, cluster, on_cards
+from ascend_jax.hccl.topology import Topology
 from ascend_jax.ops.attention.flash import flash_attention
 from ascend_jax.ops.tensor import Tensor, tensor
 from ascend_jax.runtime import static
@@ -116,6 +118,7 @@ __all__ = [
     "AscendError",
     "CardState",
     "ChipSpec",
+    "Cluster",
     "Code",
     "Cost",
     "EventFlag",
@@ -126,12 +129,14 @@ __all__ = [
     "Schedule",
     "Status",
     "Tensor",
+    "Topology",
     "capture_begin",
     "capture_end",
     "capture_info",
     "chip",
     "chips",
     "clear_error",
+    "cluster",
     "create_context",
     "create_event",
     "create_event_ex_with_flag",
@@ -161,6 +166,7 @@ __all__ = [
     "free_host",
     "get_context",
     "hbm_peak_bytes",
+    "hccl",
     "host_read",
     "host_time_ns",
     "host_work",
@@ -184,6 +190,7 @@ __all__ = [
     "memset_async",
     "notify_batch_reset",
     "notify_id",
+    "on_cards",
     "ops",
     "peak_flops",
     "primary_context_state",

@@ -2,6 +2,7 @@
 
 from ascend_jax.hccl.algorithm import ALGORITHMS, Candidate, CollectiveTime, collective_time, explain_collective
 from ascend_jax.hccl.carrier import AXIS, CARRIERS, CarrierChoice, carry, choose_carrier, set_host_devices
+from ascend_jax.hccl.cluster import Cluster, check_alive, cluster, comm_destroy, comm_init_all, on_cards
 from ascend_jax.hccl.collectives import (
     all_gather,
     all_reduce,
@@ -30,6 +31,7 @@ __all__ = [
     "CARRIERS",
     "Candidate",
     "CarrierChoice",
+    "Cluster",
     "Collective",
     "CollectiveTime",
     "CommConfig",
@@ -49,8 +51,12 @@ __all__ = [
     "batch_send_recv",
     "broadcast",
     "carry",
+    "check_alive",
     "choose_carrier",
+    "cluster",
     "collective_time",
+    "comm_destroy",
+    "comm_init_all",
     "comm_world",
     "data_type",
     "default_topology",
@@ -58,6 +64,7 @@ __all__ = [
     "explain_collective",
     "get_root_info",
     "item_bytes",
+    "on_cards",
     "ranks_of_table",
     "read_rank_table",
     "reduce",
