@@ -20,15 +20,20 @@ from ascend_jax.hccl.collectives import (
 from ascend_jax.hccl.communicator import CommConfig, Communicator, comm_world
 from ascend_jax.hccl.cost.phases import Collective
 from ascend_jax.hccl.datatypes import DataType, ReduceOp, data_type, item_bytes
+from ascend_jax.hccl.mismatch import Mismatch
+from ascend_jax.hccl.plan import Plan, make_plan
 from ascend_jax.hccl.rank_table import ranks_of_table, read_rank_table
 from ascend_jax.hccl.results import HcclError, HcclResult, error_string
 from ascend_jax.hccl.root_info import Gathering, get_root_info
+from ascend_jax.hccl.run_plan import PlanTimes, explain_plan, run_plan
+from ascend_jax.hccl.steps import Call, Step, Work
 from ascend_jax.hccl.topology import Topology, default_topology
 
 __all__ = [
     "ALGORITHMS",
     "AXIS",
     "CARRIERS",
+    "Call",
     "Candidate",
     "CarrierChoice",
     "Cluster",
@@ -40,8 +45,13 @@ __all__ = [
     "Gathering",
     "HcclError",
     "HcclResult",
+    "Mismatch",
+    "Plan",
+    "PlanTimes",
     "ReduceOp",
+    "Step",
     "Topology",
+    "Work",
     "all_gather",
     "all_reduce",
     "all_reduce_bytes",
@@ -62,13 +72,16 @@ __all__ = [
     "default_topology",
     "error_string",
     "explain_collective",
+    "explain_plan",
     "get_root_info",
     "item_bytes",
+    "make_plan",
     "on_cards",
     "ranks_of_table",
     "read_rank_table",
     "reduce",
     "reduce_scatter",
+    "run_plan",
     "scatter",
     "send_recv",
     "set_host_devices",

@@ -163,8 +163,10 @@ def _choose(
 
 
 def _send_recv(chip: ChipSpec, topology: Topology, nbytes: float, cards: Sequence[int]) -> CollectiveTime:
-    if len(cards) != 2:
-        raise ValueError(f"send_recv between {len(cards)} cards: a send and its receive join two")
-    path = topology.path(chip, *cards)
-    time = float(links.copy_between_ns(chip, float(nbytes), path) + chip["collective_step_ns"])
-    return CollectiveTime(time, "copy", (Candidate("copy", time),), f"{nbytes:.0f} bytes over one {path} path")
+    """Two cards exchange; of more, each sends to the next one, and the slowest path counts."""
+    pairs = list(zip(cards, [*cards[1:], cards[0]], strict=True))[: len(cards) if len(cards) > 2 else 1]
+    paths = sorted({topology.path(chip, *pair) for pair in pairs})
+    times = {path: float(links.copy_between_ns(chip, float(nbytes), path)) for path in paths}
+    slowest = max(paths, key=lambda path: times[path])
+    time = times[slowest] + float(chip["collective_step_ns"])
+    return CollectiveTime(time, "copy", (Candidate("copy", time),), f"{nbytes:.0f} bytes over a {slowest} path")

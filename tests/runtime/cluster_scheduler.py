@@ -77,8 +77,8 @@ class ClusterScheduler:
 
     def run(self):
         while True:
-            if any([card.pass_one() for card in self.cards]) or any([card.fail_one() for card in self.cards]):
-                continue
+            if sum(card.pass_one() for card in self.cards) or sum(card.fail_one() for card in self.cards):
+                continue  # every card had its turn
             for card in self.cards:
                 card.start()
             moments = [moment for card in self.cards if (moment := card.next_moment()) is not None]
