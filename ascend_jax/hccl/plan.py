@@ -59,7 +59,7 @@ def make_plan(chip: ChipSpec, steps: Sequence[Step] | Sequence[Sequence[Step]], 
       ValueError: Not one list for each card, or a step waits for one that is not before it.
 
     >>> from ascend_jax.chip import chip
-    >>> from ascend_jax.hccl.communicator import comm_world
+    >>> from ascend_jax.hccl import Collective, comm_world
     >>> steps = [Work("matmul", 1000), Call(Collective.ALL_REDUCE, comm_world(2), 1 << 20)]
     >>> make_plan(chip("Ascend910B2"), steps, Topology(2, 8)).program.rows
     4

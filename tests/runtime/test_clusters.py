@@ -18,7 +18,7 @@ from tests.runtime.scheduler import Command
 
 CHANNELS = ((0, 1, 2), (0, 1), (2, 0))
 COUPLING = Coupling(3, CHANNELS)
-ROWS, WORLDS = 24, 128
+ROWS, WORLDS = 24, 192
 lanes._KINDS["rendezvous"] = Kind.RENDEZVOUS
 
 

@@ -69,8 +69,10 @@ def ring_attention(
     if causal and q.shape[1] % 2:
         raise ValueError(f"T / C = {q.shape[1]}: a causal shard holds two pieces of equal length")
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    heads_first = tuple(jnp.swapaxes(x, 1, 2).astype(jnp.promote_types(x.dtype, jnp.float32)) for x in (q, k, v))
-    out = _forward(*heads_first, scale, bool(causal), axis_name, tile)[0]
+    q_heads, k_heads, v_heads = (
+        jnp.swapaxes(x, 1, 2).astype(jnp.promote_types(x.dtype, jnp.float32)) for x in (q, k, v)
+    )
+    out = _forward(q_heads, k_heads, v_heads, scale, bool(causal), axis_name, tile)[0]
     return jnp.swapaxes(out, 1, 2).astype(q.dtype)
 
 
@@ -127,13 +129,12 @@ def _forward(q: Any, k: Any, v: Any, scale: float, causal: bool, axis_name: str,
             (q1, q2), (k1, k2), (v1, v2) = (_halves(x) for x in (q, k, v))
             first, second = zip(*map(_halves, stats), strict=True)
             second = _merge(second, _part(q2, k1, v1, scale, False, tile))
-            chosen = [jnp.where(is_earlier, a, b) for a, b in ((q1, q2), (k1, k2), (v1, v2))]
-            other = _part(*chosen, scale, False, tile)
-            with_other = [_merge(half, other) for half in (first, second)]
-            first = _pick(is_earlier, with_other[0], first)
-            second = _pick(is_earlier, second, with_other[1])
-            stats = tuple(jnp.concatenate(pair, axis=2) for pair in zip(first, second, strict=True))
-        return (k, v, stats), None  # type: ignore[return-value]
+            q_chosen, k_chosen, v_chosen = (jnp.where(is_earlier, *pair) for pair in ((q1, q2), (k1, k2), (v1, v2)))
+            other = _part(q_chosen, k_chosen, v_chosen, scale, False, tile)
+            first = _pick(is_earlier, _merge(first, other), first)
+            second = _pick(is_earlier, second, _merge(second, other))
+            out, row_max, row_sum = (jnp.concatenate(pair, axis=2) for pair in zip(first, second, strict=True))
+        return (k, v, (out, row_max, row_sum)), None
 
     steps = jnp.arange(1, lax.axis_size(axis_name))
     return lax.scan(step, (k, v, stats), steps)[0][2]
