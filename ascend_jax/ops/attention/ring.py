@@ -5,8 +5,8 @@ layout of :mod:`~ascend_jax.ops.attention.sharding`: with rows q1, q2 and keys k
 all of k1; keys from an earlier card are also seen by q1 (k1 only), those from a later card by q2 (k2 too). So each step
 is two products of one piece with another, whichever card it is, and nothing is masked after the first step.
 
-Gradients of keys and values go round the other way. The backward pass keeps what every step has seen of keys and values,
-so each card needs memory linear in the whole sequence, never scores.
+Gradients of keys and values go round the other way. The backward pass keeps the keys and values of every step, so each
+card needs memory linear in the whole sequence, but never scores.
 """
 
 from typing import Any
