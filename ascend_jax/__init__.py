@@ -12,7 +12,7 @@ Device state is an immutable pytree, every runtime call a pure function on it, a
 [0.0, 1.0, 2.0, 3.0]
 """
 
-from ascend_jax import insight, ops
+from ascend_jax import hccl, insight, ops
 from ascend_jax.chip.spec import ChipSpec, chip, chips, load_chip_file, peak_flops
 from ascend_jax.chip.tensors import (
     CoreMemory,
@@ -23,6 +23,8 @@ from ascend_jax.chip.tensors import (
     core_memory,
     free_local,
 )
+from ascend_jax.hccl.cluster import Cluster, cluster, on_cards
+from ascend_jax.hccl.topology import Topology
 from ascend_jax.ops.attention.flash import flash_attention
 from ascend_jax.ops.tensor import Tensor, tensor
 from ascend_jax.runtime import static
@@ -186,6 +188,7 @@ __all__ = [
     "CachingAllocator",
     "CardState",
     "ChipSpec",
+    "Cluster",
     "Code",
     "CoreMemory",
     "Cost",
@@ -209,6 +212,7 @@ __all__ = [
     "Schedule",
     "Status",
     "Tensor",
+    "Topology",
     "alloc_local",
     "cache_alloc",
     "cache_free",
@@ -220,6 +224,7 @@ __all__ = [
     "chip",
     "chips",
     "clear_error",
+    "cluster",
     "core_memory",
     "create_context",
     "create_event",
@@ -257,6 +262,7 @@ __all__ = [
     "freed_in_use",
     "get_context",
     "hbm_peak_bytes",
+    "hccl",
     "host_read",
     "host_register",
     "host_time_ns",
@@ -307,6 +313,7 @@ __all__ = [
     "memset_async",
     "notify_batch_reset",
     "notify_id",
+    "on_cards",
     "ops",
     "out_of_memory",
     "paged_cache",

@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from absl.flags import argparse_flags
 
@@ -78,6 +78,17 @@ def _add_run(commands: argparse._SubParsersAction) -> None:
         help="chip, see `ascend-jax chips` (default %(default)s)",
     )
     job.add_argument("--streams", choices=("fused", "per-head"), default="fused", help="one launch, or one per head")
+    job.add_argument("--cards", type=int, metavar="N", help="run on so many simulated cards")
+    job.add_argument(
+        "--shard",
+        choices=("heads", "sequence", "ulysses"),
+        help="with --cards: how they share the work (default heads); sequence is a ring, in zig-zag if causal",
+    )
+    job.add_argument(
+        "--carrier",
+        choices=("pmap", "shard_map", "vmap"),
+        help="with --cards: what runs them: vmap on one XLA device (default), the others on one for each card",
+    )
     job.add_argument("--output", metavar="FILE", help="write attention_out, softmax_max, softmax_sum to this .npz file")
     job.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev to this .json file")
     job.add_argument("--json", action="store_true", help="print one JSON object")
@@ -125,6 +136,11 @@ def _run_flash_attention(options: argparse.Namespace) -> int:
     files.check_writable({flag: path for flag, path in paths.items() if path is not None})
     names = ("input", "batch", "heads", "kv_heads", "seq", "kv_seq", "dim", "dtype", "seed")
     request = AttentionRequest(**{name: getattr(options, name) for name in names})
+    if options.cards is not None:
+        return _run_on_cards(options, request)
+    for flag in ("shard", "carrier"):
+        if getattr(options, flag) is not None:
+            raise UsageError(f"--{flag} {getattr(options, flag)}: needs --cards N")
     result = attention_job.run(
         request, chip=options.chip, is_causal=options.causal, per_head=options.streams == "per-head"
     )
@@ -135,6 +151,27 @@ def _run_flash_attention(options: argparse.Namespace) -> int:
         print(attention_report.as_text(result))
         if written:
             print("\n" + "\n".join(written))
+    return 0
+
+
+def _run_on_cards(options: argparse.Namespace, request: Any) -> int:
+    from ascend_jax.cli import cards_job
+
+    if options.streams != "fused":
+        raise UsageError(f"--streams {options.streams}: on several cards every card has one stream for kernels")
+    result = cards_job.run(
+        request,
+        chip=options.chip,
+        is_causal=options.causal,
+        cards=options.cards,
+        shard=options.shard or "heads",
+        carrier=options.carrier,
+    )
+    written = cards_job.write(result, output=options.output, trace=options.trace)
+    if options.json:
+        print(json.dumps(cards_job.as_json(result), allow_nan=False))
+    else:
+        print("\n".join([cards_job.as_text(result), *written]))
     return 0
 
 

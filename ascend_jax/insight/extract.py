@@ -41,6 +41,7 @@ _KINDS = {
     Kind.VALUE_WAIT: kinds.VALUE_WAIT,
     Kind.CALLBACK: kinds.CALLBACK,
     Kind.CALLBACK_WAIT: kinds.CALLBACK_WAIT,
+    Kind.RENDEZVOUS: kinds.RENDEZVOUS,
 }
 _ENGINES = {Resource.H2D: "h2d", Resource.D2H: "d2h", Resource.D2D: "d2d"}
 _DIRECTIONS = {

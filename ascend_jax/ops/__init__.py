@@ -6,7 +6,10 @@ from ascend_jax.ops.attention.explain import explain
 from ascend_jax.ops.attention.flash import flash_attention, plain_attention
 from ascend_jax.ops.attention.host_tile import host_tiles
 from ascend_jax.ops.attention.reference import attention_reference
+from ascend_jax.ops.attention.ring import ring_attention
+from ascend_jax.ops.attention.sharding import join_axis, join_sequence, shard_axis, shard_sequence, zigzag_pieces
 from ascend_jax.ops.attention.tiling import TILES, AttentionCost, AttentionShape, attention_cost, choose_tile
+from ascend_jax.ops.attention.ulysses import ulysses_attention
 from ascend_jax.ops.attention.visibility import SparseMode, Visibility
 from ascend_jax.ops.flash_attention_score import (
     causal_mask,
@@ -74,6 +77,8 @@ __all__ = [
     "host_tiles",
     "incre_flash_attention",
     "infer",
+    "join_axis",
+    "join_sequence",
     "matmul_get_workspace_size",
     "names",
     "npu_attention_update",
@@ -90,7 +95,12 @@ __all__ = [
     "plain_attention",
     "prompt_flash_attention",
     "read_measurements",
+    "ring_attention",
     "ring_attention_update",
+    "shard_axis",
+    "shard_sequence",
     "share_cores",
     "tiling",
+    "ulysses_attention",
+    "zigzag_pieces",
 ]

@@ -19,13 +19,34 @@ from ascend_jax.runtime.heads import Bits, Orders, Work, bit, blocks_of, fetch, 
 from ascend_jax.runtime.lanes import Carry, Tables, goes_on
 from ascend_jax.runtime.layout import UNREADY, Field, Resource, Time
 from ascend_jax.runtime.loop import varying_together
+from ascend_jax.runtime.rendezvous import Coupling
 from ascend_jax.runtime.rows import get_lane_rows, get_rows
 from ascend_jax.runtime.step import step
 
 LANES = 512  # lanes of one loop: more do not fit the caches
 
 
-@jax.custom_batching.custom_vmap
+@functools.cache
+def runner(coupling: Coupling | None) -> Callable[[Orders, Tables, Carry, jax.Array], Carry]:
+    """Return :func:`run` for lanes that are cards of clusters, or for lanes that have nothing to do with each other."""
+
+    @jax.custom_batching.custom_vmap
+    def run(orders: Orders, tables: Tables, carry: Carry, is_fresh: jax.Array) -> Carry:
+        (orders, tables), (carry, is_fresh) = varying_together((orders, tables), (carry, is_fresh))
+        with jax.numpy_rank_promotion("allow"):  # numbers of a lane meet those of its streams
+            carry = _begin(orders, tables, carry, is_fresh)
+            return lax.while_loop(lambda c: c.is_live.any(), lambda c: step(orders, tables, c, coupling), carry)
+
+    @run.def_vmap
+    def run_batched(
+        axis_size: int, in_batched: list, orders: Orders, tables: Tables, carry: Carry, is_fresh: jax.Array
+    ) -> tuple[Carry, Any]:
+        done = run_stacked(axis_size, in_batched, orders, tables, carry, is_fresh, coupling)
+        return done, jax.tree.map(lambda _: True, done)
+
+    return run
+
+
 def run(orders: Orders, tables: Tables, carry: Carry, is_fresh: jax.Array) -> Carry:
     """Step until every lane has reached its goal or its limit.
 
@@ -37,22 +58,17 @@ def run(orders: Orders, tables: Tables, carry: Carry, is_fresh: jax.Array) -> Ca
       carry: Its ``head`` has the rows, and how far those that are not fresh have come; ``cells`` have a trash row.
       is_fresh: bool [S, B], heads that the engine has not seen yet.
     """
-    (orders, tables), (carry, is_fresh) = varying_together((orders, tables), (carry, is_fresh))
-    with jax.numpy_rank_promotion("allow"):  # numbers of a lane meet those of its streams
-        carry = _begin(orders, tables, carry, is_fresh)
-        return lax.while_loop(lambda c: c.is_live.any(), lambda c: step(orders, tables, c), carry)
-
-
-@run.def_vmap
-def _run_batched(
-    axis_size: int, in_batched: list, orders: Orders, tables: Tables, carry: Carry, is_fresh: jax.Array
-) -> tuple[Carry, Any]:
-    done = run_stacked(axis_size, in_batched, orders, tables, carry, is_fresh)
-    return done, jax.tree.map(lambda _: True, done)
+    return runner(None)(orders, tables, carry, is_fresh)
 
 
 def run_stacked(
-    axis_size: int, in_batched: Sequence, orders: Orders, tables: Tables, carry: Carry, is_fresh: jax.Array
+    axis_size: int,
+    in_batched: Sequence,
+    orders: Orders,
+    tables: Tables,
+    carry: Carry,
+    is_fresh: jax.Array,
+    coupling: Coupling | None = None,
 ) -> Carry:
     """Return :func:`run` of many lanes; those leaves that ``in_batched`` says have a leading axis of ``axis_size``."""
     inner = carry.is_live.shape[-1]
@@ -60,15 +76,17 @@ def run_stacked(
     orders = Orders(*map(functools.partial(_spread, axis_size, inner), orders, in_batched[0]))
     own = [tables, carry, is_fresh]
     own = _each(lambda leaf, axis, batched: _join(leaf, axis, axis_size, batched), own, list(in_batched[1:]))
-    blocks = next(n for n in range(-(-lanes // LANES), lanes + 1) if lanes % n == 0)
+    unit = 1 if coupling is None else coupling.cards  # lanes that stay together
+    most = max(LANES // unit, 1)
+    blocks = next(n for n in range(-(-lanes // unit // most), lanes // unit + 1) if lanes // unit % n == 0)
     if blocks == 1:
-        done = run(orders, *own)
+        done = runner(coupling)(orders, *own)
     else:
         parts = [None if leaf.shape[0] == 1 else _split(leaf, 0, blocks) for leaf in orders]
 
         def block(each: tuple[list, list]) -> Carry:
             mine = (whole if part is None else part for whole, part in zip(orders, each[0], strict=True))
-            return run(Orders(*mine), *each[1])
+            return runner(coupling)(Orders(*mine), *each[1])
 
         done = lax.map(block, (parts, _each(lambda leaf, axis: _split(leaf, axis, blocks), own)))
         done = _each(_rejoin, done)

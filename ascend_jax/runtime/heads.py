@@ -16,6 +16,7 @@ from ascend_jax.runtime.layout import (
     WORK_CHUNK,
     Condition,
     Field,
+    Kind,
     Phase,
     Resource,
     Time,
@@ -60,6 +61,8 @@ class Bits(enum.IntEnum):
     CONDITION = 5  # three bits
     REACH = 8  # two bits, of a planned fault
     CHANGE = 10  # two bits
+    RENDEZVOUS = 12
+    COMPLETE = 13  # of a rendezvous at the head: all have come; FIRST and BLOCKS say when
 
 
 class Head(NamedTuple):
@@ -144,6 +147,7 @@ def work_of(fields: jax.Array, has_gone: jax.Array) -> jax.Array:
         (fields[:, Field.CONDITION], Bits.CONDITION),
         (jnp.where(fields[:, Field.FAULT] != 0, fields[:, Field.REACH], 0), Bits.REACH),
         (fields[:, Field.CHANGE], Bits.CHANGE),
+        (kind == Kind.RENDEZVOUS, Bits.RENDEZVOUS),
     )
     head = jnp.minimum(fields[:, Field.HEAD_NS], CHUNK_NS - 1) * FULL_RATE
     shares = fields[:, Field.HBM_SHARE] | (fields[:, Field.L2_SHARE] << 16)

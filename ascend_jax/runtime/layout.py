@@ -63,6 +63,7 @@ class Kind(enum.IntEnum):
     VALUE_WAIT = 10
     CALLBACK = 11  # hands a callback to the thread that serves the stream
     CALLBACK_WAIT = 12  # holds the stream until that callback has run
+    RENDEZVOUS = 13  # holds the stream until all cards of a channel have come to it; alone, a card does not wait
 
 
 TASKS = (Kind.KERNEL, Kind.COPY, Kind.MEMSET)

@@ -16,15 +16,19 @@ def wait_ns(carry: Carry, head: Head, running: jax.Array, rate: jax.Array) -> ja
     _, first, second = groups_of(head.counts)
     is_unready, ready, deadline = head.key == UNREADY, head.ready, head.deadline
     wake = Instant(*(jnp.where(is_unready, a, b) for a, b in zip(ready, deadline, strict=True)))
-    limbs = wake.hi - carry.now.hi - (wake.lo < carry.now.lo)
-    away = jnp.where(limbs > 0, LIMB + jnp.minimum(limbs, LIMB - 1), until(carry.now, wake))
-    soonest = jnp.where(is_present(carry) & (wake.hi < FOREVER_HI), away, NEVER)
+    soonest = jnp.where(is_present(carry) & (wake.hi < FOREVER_HI), away(carry.now, wake), NEVER)
     for blocks, chunks, rest in zip((first, second), _chunks(head.chunks), _rests(head), strict=True):
         work = jnp.minimum(rest, rate << 22)
         left = divide(work, rate)
         left = jnp.where(chunks > 0, CHUNK_NS, left + (left * rate < work))
         soonest = jnp.where((running > 0) & (blocks > 0), jnp.minimum(soonest, left), soonest)
     return soonest
+
+
+def away(now: Instant, then: Instant) -> jax.Array:
+    """Return how far a moment is: ns, or LIMB + whole limbs."""
+    limbs = then.hi - now.hi - (then.lo < now.lo)
+    return jnp.where(limbs > 0, LIMB + jnp.minimum(limbs, LIMB - 1), until(now, then))
 
 
 def move(tables: Tables, carry: Carry, wait_ns: jax.Array, is_idle: jax.Array) -> tuple[jax.Array, Instant, jax.Array]:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.runtime.clock import Instant
@@ -15,6 +16,7 @@ from ascend_jax.runtime.heads import WORK, Head, Orders, blocks_of, work_of
 from ascend_jax.runtime.lanes import Carry, Tables
 from ascend_jax.runtime.layout import FOREVER_HI, NONE, Field, Kind, Phase, Time
 from ascend_jax.runtime.program import Program, nothing
+from ascend_jax.runtime.rendezvous import Coupling
 
 
 class Schedule(NamedTuple):
@@ -30,7 +32,13 @@ class Schedule(NamedTuple):
 
 
 def simulate(
-    program: Program, chip: ChipSpec, *, block: Instant | None = None, cells: int = 64, stops: bool = False
+    program: Program,
+    chip: ChipSpec,
+    *,
+    block: Instant | None = None,
+    cells: int = 64,
+    stops: bool = False,
+    coupling: Coupling | None = None,
 ) -> Schedule:
     """Return the schedule of a program whose commands are all issued at time 0 (blocks, priorities, shared rates).
 
@@ -43,29 +51,35 @@ def simulate(
       block: Times of one block instead of the program's, int32 limbs [..., N] (see ``clock.Instant``). Lanes that
         differ in times only share everything else of the program.
       cells: How many cells (flags, notifies, values) the program's marks may use, all 0 at first.
+      coupling: The innermost batch axis is the cards of a cluster, whose rendezvous wait for each other.
       stops: Whether a stream takes no more commands after one has failed (``aclrtSetStreamFailureMode`` 1).
 
     Raises:
       ValueError: A mark uses a cell that is not there; this is not seen while the program is traced.
     """
     _check_cells(program, cells)
-    return _compiled(program, chip, block, cells=cells, stops=stops)
+    if coupling is not None:
+        _check_coupling(program, coupling)
+    return _compiled(program, chip, block, cells=cells, stops=stops, coupling=coupling)
 
 
-def _simulate(program: Program, chip: ChipSpec, block: Instant | None, *, cells: int, stops: bool) -> Schedule:
+def _simulate(
+    program: Program, chip: ChipSpec, block: Instant | None, *, cells: int, stops: bool, coupling: Coupling | None
+) -> Schedule:
     batch = program.fields.ndim - 2, chip.values.ndim - 1, 0 if block is None else block.lo.ndim - 1
     lane = functools.partial(_lane, cells=cells, stops=stops)
     if max(batch) == 0:
         return _schedule(program, run(*lane(program, chip, block)))
     axes = tuple(0 if depth == max(batch) else None for depth in batch)
     if max(batch) > 1:
-        return jax.vmap(functools.partial(_simulate, cells=cells, stops=stops), in_axes=axes)(program, chip, block)
+        each = functools.partial(_simulate, cells=cells, stops=stops, coupling=coupling)
+        return jax.vmap(each, in_axes=axes)(program, chip, block)
     # one layer of lanes, made without tracing the engine for a single one first
     shared = axes[0], 0 if 0 in axes[::2] else None  # orders of all lanes are one table if the program is one
     out_axes = Orders(*shared), 0, 0, 0  # type: ignore[arg-type]
     lanes = jax.vmap(lane, in_axes=axes, out_axes=out_axes)(program, chip, block)
     is_batched = ([axis == 0 for axis in shared], *jax.tree.map(lambda _: True, lanes[1:]))
-    end = run_stacked(lanes[-1].shape[0], is_batched, *lanes)
+    end = run_stacked(lanes[-1].shape[0], is_batched, *lanes, coupling=coupling)
     return jax.vmap(_schedule, in_axes=(axes[0], 0))(program, end)
 
 
@@ -118,7 +132,7 @@ def _with_trash(program: Program) -> jax.Array:
     return jnp.concatenate([program.fields, jnp.asarray(nothing(1, program.rows))])
 
 
-_compiled = compiled(_simulate, QUICK_TO_RUN, static_argnames=("cells", "stops"))
+_compiled = compiled(_simulate, QUICK_TO_RUN, static_argnames=("cells", "stops", "coupling"))
 
 
 def _schedule(program: Program, end: Carry) -> Schedule:
@@ -141,6 +155,30 @@ def _schedule(program: Program, end: Carry) -> Schedule:
         is_stuck=end.is_stuck[0],
         device_error=lost,
     )
+
+
+def _check_coupling(program: Program, coupling: Coupling) -> None:
+    batch = program.fields.shape[:-2]
+    if not batch or batch[-1] != coupling.cards:
+        raise ValueError(f"coupling joins {coupling.cards} cards: the program has batch axes {list(batch)}")
+    known = concrete(program.fields)
+    if known is None:
+        return
+    is_meeting = known[..., Field.KIND] == Kind.RENDEZVOUS
+    card = np.broadcast_to(np.arange(coupling.cards)[:, None], is_meeting.shape)[is_meeting]
+    place = known[..., Field.VALUE_LO][is_meeting]
+    channel, rank = place // coupling.width, place % coupling.width
+    is_known = (channel < len(coupling.channels)) & (
+        rank < coupling.sizes()[np.minimum(channel, len(coupling.channels) - 1)]
+    )
+    is_known &= coupling.members().reshape(-1)[np.where(is_known, place, 0)] == card
+    if not is_known.all():
+        wrong = np.argmin(is_known)
+        raise ValueError(
+            f"card {card[wrong]} has a rendezvous of rank {rank[wrong]} in channel {channel[wrong]}: not its own"
+        )
+    if (known[..., Field.DEPENDS][is_meeting] != NONE).any():
+        raise ValueError("a rendezvous has DEPENDS: let an event wait before it depend on that command")
 
 
 def _check_cells(program: Program, cells: int) -> None:

@@ -16,12 +16,16 @@ from ascend_jax.runtime.apart import apart, over_streams
 from ascend_jax.runtime.clock import is_before
 from ascend_jax.runtime.heads import Orders
 from ascend_jax.runtime.lanes import NOBODY, Carry, Tables
+from ascend_jax.runtime.rendezvous import Coupling, hold, meet, with_doors
 from ascend_jax.runtime.share import pace
 
 
-def step(orders: Orders, tables: Tables, carry: Carry) -> Carry:
-    """Do one step in every live lane."""
+def step(orders: Orders, tables: Tables, carry: Carry, coupling: Coupling | None = None) -> Carry:
+    """Do one step in every live lane; with a ``coupling``, lanes are cards that meet."""
     flag = carry.steps >= 0
+    if coupling is not None:
+        meeting = meet(coupling, carry)
+        carry = with_doors(carry, meeting)
     look = apart(flag, dispatch.look, tables, carry)
     first, *held = over_streams(look.turn, *look.held, least=1)
     is_idle = carry.is_live & (first == NOBODY) & is_before(carry.now, tables.limit)
@@ -30,6 +34,10 @@ def step(orders: Orders, tables: Tables, carry: Carry) -> Carry:
     head = carry.head._replace(**begun)
     rate = pace(flag, running, head)
     wait_ns = apart(flag, motion.wait_ns, carry, head, running, rate).min(0)
+    if coupling is not None:
+        first, is_idle, wait_ns = hold(coupling, carry, meeting, first, is_idle, wait_ns)
+        begun, _ = dispatch.begin(carry, look, jnp.where(is_idle, granted, 0))
+        head = carry.head._replace(**begun)
     delta_ns, now, is_stuck = apart(flag, motion.move, tables, carry, wait_ns, is_idle)
     worked, over = apart(flag, motion.work, carry, head, rate, delta_ns)
     head = head._replace(**worked)

@@ -1,0 +1,172 @@
+"""Algorithm selection: which algorithm a collective uses on a topology, how long it takes, and why it was chosen."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ascend_jax.chip import links
+from ascend_jax.chip.spec import ChipSpec
+from ascend_jax.hccl.cost.halving import halving_doubling_ns
+from ascend_jax.hccl.cost.hierarchical import hierarchical_ns
+from ascend_jax.hccl.cost.level import Level, across_servers, inside_server
+from ascend_jax.hccl.cost.mesh import mesh_ns
+from ascend_jax.hccl.cost.nhr import nhr_ns
+from ascend_jax.hccl.cost.pairwise import pairwise_ns
+from ascend_jax.hccl.cost.phases import PHASES, Collective
+from ascend_jax.hccl.cost.pipeline import pipeline_ns
+from ascend_jax.hccl.cost.ring import ring_ns
+from ascend_jax.hccl.topology import Topology
+
+FORMS: dict[str, Callable[[Level, int, Any, int], Any]] = {
+    "mesh": mesh_ns,
+    "ring": ring_ns,
+    "halving-doubling": halving_doubling_ns,
+    "nhr": nhr_ns,
+    "pairwise": lambda level, phases, nbytes, ranks: phases * pairwise_ns(level, nbytes, ranks),
+}
+# what the library considers inside a server: A2 always takes the mesh (HCCL documents)
+INSIDE = {"mesh": ("mesh",), "clos": ("mesh", "nhr", "ring", "pairwise"), "line": ("ring", "halving-doubling", "nhr")}
+ACROSS = ("nhr", "halving-doubling", "ring", "pairwise")
+ALGORITHMS = (*FORMS, "hierarchical", "pipeline", "copy")
+
+
+class Candidate(NamedTuple):
+    """One way to do a collective."""
+
+    name: str
+    time_ns: float
+
+
+class CollectiveTime(NamedTuple):
+    """Time of a collective, with what it was chosen from."""
+
+    time_ns: float
+    algorithm: str
+    candidates: tuple[Candidate, ...]  # fastest first
+    why: str
+
+
+def collective_time(
+    chip: ChipSpec,
+    topology: Topology,
+    collective: Collective,
+    nbytes: float,
+    cards: Sequence[int],
+    *,
+    algorithm: str | None = None,
+) -> CollectiveTime:
+    """Return how long a collective takes on idle links once all ranks are there.
+
+    Args:
+      chip: The cards, all alike.
+      topology: Where they are.
+      collective: What they do.
+      nbytes: Bytes of the larger buffer of one rank: for AllGather all that it receives, for ReduceScatter and Scatter
+        all that is sent.
+      cards: The ranks' cards.
+      algorithm: One of ALGORITHMS instead of the library's choice (``HCCL_ALGO``); inside a server, or across servers
+        between those inside and across.
+
+    Raises:
+      ValueError: No such algorithm, or one that does not fit the collective or the topology; a negative size.
+
+    >>> from ascend_jax.chip import chip
+    >>> known = collective_time(chip("Ascend910B2"), Topology(8, 8), Collective.ALL_REDUCE, 8 << 20, range(8))
+    >>> known.algorithm, round(known.time_ns / 1e3)
+    ('mesh', 170)
+    """
+    if nbytes < 0:
+        raise ValueError(f"nbytes = {nbytes}: must be at least 0")
+    if algorithm is not None and algorithm not in ALGORITHMS:
+        raise ValueError(f"algorithm = {algorithm!r}: must be one of {', '.join(ALGORITHMS)}")
+    servers = topology.split(cards)
+    ranks = max(len(server) for server in servers)
+    if len(cards) == 1:
+        return CollectiveTime(0.0, "copy", (Candidate("copy", 0.0),), "one rank: nothing moves")
+    if collective == Collective.SEND_RECV:
+        return _send_recv(chip, topology, nbytes, cards)
+    if collective == Collective.BARRIER:
+        collective, nbytes = Collective.ALL_REDUCE, 4.0
+    if len(servers) == 1:
+        ways = _flat(inside_server(chip), INSIDE, collective, nbytes, ranks)
+        where = f"{ranks} ranks in one server, fabric {links.fabric(chip)}"
+    elif ranks == 1:
+        ways = _flat(across_servers(chip), {"line": ACROSS}, collective, nbytes, len(servers))
+        where = f"one rank in each of {len(servers)} servers"
+    else:
+        ways = _levels(chip, collective, nbytes, ranks, len(servers))
+        where = f"{len(servers)} servers with up to {ranks} ranks each"
+    return _choose(ways, algorithm, collective, where, nbytes)
+
+
+def explain_collective(known: CollectiveTime) -> str:
+    """Return the choice in words, one line for each candidate.
+
+    >>> from ascend_jax.chip import chip
+    >>> topology = Topology(16, 8)
+    >>> known = collective_time(chip("Ascend910B2"), topology, Collective.ALL_REDUCE, 1 << 20, range(16))
+    >>> print(explain_collective(known).splitlines()[0])
+    pipeline with nhr, 45.6 us: 2 servers with up to 8 ranks each, all_reduce of 1048576 bytes a rank
+    """
+    lines = [f"{known.algorithm}, {known.time_ns / 1e3:.1f} us: {known.why}"]
+    lines += [f"  {one.name}: {one.time_ns / 1e3:.1f} us" for one in known.candidates]
+    return "\n".join(lines)
+
+
+def _flat(
+    level: Level, names: dict[str, tuple[str, ...]], collective: Collective, nbytes: float, ranks: int
+) -> dict[str, float]:
+    """Return the time of every form on one level; those that the library considers come first."""
+    own = names.get(level.kind, ())
+    if collective == Collective.ALL_TO_ALL:
+        own = ("mesh", "pairwise") if level.kind != "line" else ("pairwise",)
+    others = [name for name in FORMS if name not in own]
+    usable = [*own, *others] if collective == Collective.ALL_TO_ALL else [n for n in (*own, *others) if n != "pairwise"]
+    phases = PHASES[collective]
+    return {
+        ("" if name in own else "not considered: ") + name: float(FORMS[name](level, phases, float(nbytes), ranks))
+        for name in usable
+    }
+
+
+def _levels(chip: ChipSpec, collective: Collective, nbytes: float, ranks: int, servers: int) -> dict[str, float]:
+    """Return the times of what goes inside and across servers: each card carries a share of n / ranks outside."""
+    inside = min(_considered(_flat(inside_server(chip), INSIDE, collective, nbytes, ranks)).values())
+    ways = {}
+    share = nbytes if collective == Collective.ALL_TO_ALL else nbytes / ranks
+    for name, across in _considered(_flat(across_servers(chip), {"line": ACROSS}, collective, share, servers)).items():
+        ways[f"hierarchical with {name}"] = float(hierarchical_ns(inside, across))
+        if nbytes >= float(chip["collective_chunk_bytes"]) / 8:
+            ways[f"pipeline with {name}"] = float(pipeline_ns(inside, across, PIECES))
+    return ways
+
+
+PIECES = 4  # of a pipelined message
+
+
+def _considered(ways: dict[str, float]) -> dict[str, float]:
+    return {name: time for name, time in ways.items() if not name.startswith("not considered")}
+
+
+def _choose(
+    ways: dict[str, float], algorithm: str | None, collective: Collective, where: str, nbytes: float
+) -> CollectiveTime:
+    candidates = tuple(sorted((Candidate(*way) for way in ways.items()), key=lambda one: one.time_ns))
+    what = f"{where}, {collective.value} of {nbytes:.0f} bytes a rank"
+    usable = _considered(ways)
+    if algorithm is not None:
+        usable = {name: time for name, time in ways.items() if algorithm in name.removeprefix("not considered: ")}
+        what += f"; algorithm = {algorithm!r} was asked for"
+        if not usable:
+            raise ValueError(f"algorithm = {algorithm!r}: does not fit {what}; there are {', '.join(ways)}")
+    name = min(usable, key=lambda one: usable[one])
+    return CollectiveTime(usable[name], name.removeprefix("not considered: "), candidates, what)
+
+
+def _send_recv(chip: ChipSpec, topology: Topology, nbytes: float, cards: Sequence[int]) -> CollectiveTime:
+    """Two cards exchange; of more, each sends to the next one, and the slowest path counts."""
+    pairs = list(zip(cards, [*cards[1:], cards[0]], strict=True))[: len(cards) if len(cards) > 2 else 1]
+    paths = sorted({topology.path(chip, *pair) for pair in pairs})
+    times = {path: float(links.copy_between_ns(chip, float(nbytes), path)) for path in paths}
+    slowest = max(paths, key=lambda path: times[path])
+    time = times[slowest] + float(chip["collective_step_ns"])
+    return CollectiveTime(time, "copy", (Candidate("copy", time),), f"{nbytes:.0f} bytes over a {slowest} path")

@@ -1,0 +1,110 @@
+"""Carriers: how a function of one card, written against the axis name ``card``, runs on all of them.
+
+``vmap`` puts any number of cards on one XLA device; ``shard_map`` and ``pmap`` put one card on each device. The same
+function gives the same bits on all three. ``pmap`` is ``jit(shard_map)`` in JAX now; it is kept as the classic name.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+
+AXIS = "card"
+CARRIERS = ("pmap", "shard_map", "vmap")
+
+
+class CarrierChoice(NamedTuple):
+    """Which carrier runs the cards, and why."""
+
+    name: str
+    reason: str
+
+
+def set_host_devices(count: int) -> None:
+    """Let the CPU show ``count`` XLA devices, for one card on each; call it before JAX is first used.
+
+    Its own threads serve each device, so keep it to a few times the number of cores. In a shell, the environment
+    variable ``JAX_NUM_CPU_DEVICES`` does the same.
+
+    Raises:
+      ValueError: ``count`` is below 1.
+      RuntimeError: JAX has started with fewer devices already.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"count = {count!r}: must be an integer of at least 1")
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError as error:
+        present = len(jax.devices("cpu"))
+        if present < count:
+            raise RuntimeError(
+                f"count = {count}: JAX has started with {present} CPU device(s); call set_host_devices before anything "
+                f"is computed, or start with JAX_NUM_CPU_DEVICES={count}"
+            ) from error
+
+
+def choose_carrier(cards: int, carrier: str | None = None) -> CarrierChoice:
+    """Return the carrier for so many cards; without a wish, ``vmap``.
+
+    Raises:
+      ValueError: No such carrier, or one that needs a device for each card where there are fewer.
+
+    >>> choose_carrier(1000).name
+    'vmap'
+    """
+    if carrier is not None and carrier not in CARRIERS:
+        raise ValueError(f"carrier = {carrier!r}: must be one of {', '.join(CARRIERS)}")
+    devices = len(jax.devices())
+    if carrier in (None, "vmap"):
+        return CarrierChoice("vmap", f"vmap: {cards} card(s) share one of {devices} XLA device(s)")
+    if cards > devices:
+        raise ValueError(
+            f"carrier = {carrier!r}: {cards} cards need as many XLA devices, there are {devices}; use carrier='vmap', "
+            f"or call ascend_jax.hccl.set_host_devices({cards}) first (JAX_NUM_CPU_DEVICES={cards} in a shell)"
+        )
+    return CarrierChoice(carrier, f"{carrier}: one card on each of {cards} of {devices} XLA devices")
+
+
+def carry(function: Callable[..., Any], cards: int, carrier: str | None = None) -> Callable[..., Any]:
+    """Return ``function`` of one card as a compiled function of all of them, each leaf with a leading axis ``card``.
+
+    Inside, ``jax.lax.axis_index("card")`` is the number of the card, and the collectives of :mod:`ascend_jax.hccl`
+    work.
+
+    Raises:
+      ValueError: As :func:`choose_carrier`, or an argument has another leading axis.
+
+    >>> import jax.numpy as jnp
+    >>> carry(lambda x: x + jax.lax.psum(x, "card"), 3)(jnp.arange(3)).tolist()
+    [3, 4, 5]
+    """
+    return _carry(function, int(cards), choose_carrier(cards, carrier).name)
+
+
+@functools.lru_cache(maxsize=64)
+def _carry(function: Callable[..., Any], cards: int, carrier: str) -> Callable[..., Any]:
+    if carrier == "vmap":
+        every = jax.jit(jax.vmap(function, axis_name=AXIS, axis_size=cards))
+    elif carrier == "pmap":
+        every = jax.pmap(function, axis_name=AXIS, devices=jax.devices()[:cards])
+    else:
+        mesh, spec = Mesh(jax.devices()[:cards], (AXIS,)), PartitionSpec(AXIS)
+
+        def one(*shards: Any) -> Any:
+            results = function(*jax.tree.map(lambda leaf: leaf[0], shards))
+            return jax.tree.map(lambda leaf: leaf[None], results)
+
+        # unchecked, as under pmap: loops of a card start from constants, which do not vary with the card
+        every = jax.jit(jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        for leaf in jax.tree.leaves(args):
+            if not getattr(leaf, "shape", ()) or leaf.shape[0] != cards:
+                shape = list(getattr(leaf, "shape", ()))
+                raise ValueError(f"an argument has shape {shape}: its first axis must be the {cards} cards")
+        return every(*args)
+
+    return call

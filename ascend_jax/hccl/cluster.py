@@ -1,0 +1,172 @@
+"""``Cluster``: the cards of one or more servers as one stacked ``CardState``, and what runs on all of them."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ascend_jax.chip.spec import ChipSpec
+from ascend_jax.hccl.carrier import CarrierChoice, carry, choose_carrier
+from ascend_jax.hccl.communicator import CommConfig, Communicator, comm_world
+from ascend_jax.hccl.results import HcclError, HcclResult
+from ascend_jax.hccl.topology import Topology, default_topology
+from ascend_jax.runtime.state import CardState, init
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Cards with their own contexts, streams, memories and clocks. ``C`` is the number of cards."""
+
+    cards: CardState  # leaves [C, ...]
+    topology: Topology = dataclasses.field(metadata={"static": True})
+    carrier: str = dataclasses.field(metadata={"static": True})
+    freed: tuple[str, ...] = dataclasses.field(
+        default=(), metadata={"static": True}
+    )  # names of destroyed communicators
+
+    @property
+    def size(self) -> int:
+        """C, the number of cards."""
+        return self.topology.cards
+
+    @property
+    def choice(self) -> CarrierChoice:
+        """The carrier and the reason for it."""
+        return choose_carrier(self.size, self.carrier)
+
+    def card(self, number: int) -> CardState:
+        """Return one card alone, to look at.
+
+        Raises:
+          ValueError: There is no such card.
+        """
+        self.topology.server_of(number)
+        return jax.tree.map(lambda leaf: leaf[number], self.cards)
+
+    def on(self, carrier: str) -> "Cluster":
+        """Return the same cluster on another carrier.
+
+        Raises:
+          ValueError: As :func:`ascend_jax.hccl.choose_carrier`.
+        """
+        return dataclasses.replace(self, carrier=choose_carrier(self.size, carrier).name)
+
+
+def cluster(
+    chip: ChipSpec | Sequence[ChipSpec],
+    cards: int | None = None,
+    *,
+    topology: Topology | None = None,
+    carrier: str | None = None,
+    **options: Any,
+) -> Cluster:
+    """Return cards that have just been set up.
+
+    Args:
+      chip: What every card is, or one sheet for each card: ``chip.replace(clock_hz=...)`` is a slow card,
+        ``chip.replace(hbm_bytes=...)`` one with less memory. All sheets are of one product.
+      cards: How many; not needed with a list of chips.
+      topology: Servers; as the product has them by default.
+      carrier: ``"vmap"`` (any number of cards; the default), ``"shard_map"`` or ``"pmap"`` (one XLA device for each).
+      **options: Of :func:`ascend_jax.init`, for every card.
+
+    Raises:
+      ValueError: No cards, chips of different products, a topology or carrier for another number of cards.
+
+    >>> import ascend_jax as aj
+    >>> chip = aj.chip("Ascend910B2")
+    >>> two = cluster([chip, chip.replace(clock_hz=1.2e9)], hbm_backing_bytes=0)
+    >>> two.size, float(two.card(1).chip["clock_hz"])
+    (2, 1200000000.0)
+    """
+    specs = list(chip) if isinstance(chip, Sequence) else None
+    count = len(specs) if specs is not None and cards is None else cards
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
+        raise ValueError(f"cards = {count!r}: must be an integer of at least 1")
+    if specs is None:
+        assert isinstance(chip, ChipSpec)
+        specs = [chip] * int(count)
+    if len(specs) != count:
+        raise ValueError(f"cards = {count}: {len(specs)} chips are given")
+    kinds = {(one.name, one.family, one.calibration) for one in specs}
+    if len(kinds) > 1:
+        raise ValueError(f"chips of several products: {', '.join(sorted(name for name, *_ in kinds))}; one is possible")
+    topology = topology or default_topology(specs[0], int(count))
+    if topology.cards != count:
+        raise ValueError(f"topology has {topology.cards} cards, the cluster {count}")
+    least = min(specs, key=lambda one: float(one["hbm_bytes"]))
+    init(least, **options)  # checks sizes against the card that has least; under vmap they cannot be seen
+    values = jnp.stack([jnp.asarray(one.values) for one in specs])
+    sheets = dataclasses.replace(specs[0], values=values)
+    stacked = jax.vmap(lambda one: init(one, **options))(sheets)
+    return Cluster(stacked, topology, choose_carrier(int(count), carrier).name)
+
+
+def on_cards(cluster: Cluster, program: Callable[..., Any], *args: Any) -> tuple[Cluster, Any]:
+    """Run ``program(card, *args) -> card, out`` on every card, as its carrier does it.
+
+    Inside, all verbs of :mod:`ascend_jax` work on ``card``, and ``jax.lax.axis_index("card")`` is its number; the
+    collectives of :mod:`ascend_jax.hccl` exchange arrays.
+
+    Args:
+      cluster: The cards.
+      program: Pure function of one card.
+      *args: Trees of arrays with a leading axis of the cards.
+
+    Returns:
+      The cluster, and ``out`` of all cards, leaves [C, ...].
+
+    >>> import jax
+    >>> import ascend_jax as aj
+    >>> two = cluster(aj.chip("Ascend910B2"), 2, hbm_backing_bytes=0)
+    >>> def program(card):
+    ...     card = aj.host_work(card, 100 * (1 + jax.lax.axis_index("card")))
+    ...     return card, card.clock[1]
+    >>> on_cards(two, program)[1].tolist()
+    [100, 200]
+    """
+    cards, out = carry(program, cluster.size, cluster.carrier)(cluster.cards, *args)
+    return dataclasses.replace(cluster, cards=cards), out
+
+
+def comm_init_all(
+    cluster: Cluster, devices: Sequence[int] | None = None, config: CommConfig | None = None
+) -> Communicator:
+    """Return a communicator of the given cards, rank by position (``HcclCommInitAll``).
+
+    Raises:
+      HcclError: PARA: a card twice, or out of range; MEMORY: its buffers do not fit a card's memory.
+    """
+    config = config or CommConfig()
+    members = tuple(range(cluster.size)) if devices is None else tuple(int(device) for device in devices)
+    comm = Communicator(cluster.size, (members,), config) if devices is not None else comm_world(cluster.size, config)
+    for rank, card in enumerate(members):
+        has = float(cluster.cards.chip["hbm_bytes"][card])
+        if comm.memory_bytes > has:
+            sizes = f"2 x {config.buffer_mb} MB do not fit the {has / 2**20:.0f} MB of card {card}"
+            raise HcclError(HcclResult.MEMORY, f"buffers of {sizes}; use a smaller buffer_mb", rank=rank)
+    return comm
+
+
+def comm_destroy(cluster: Cluster, comm: Communicator) -> Cluster:
+    """Return the cluster without a communicator (``HcclCommDestroy``).
+
+    Raises:
+      HcclError: NOT_FOUND: it was destroyed before.
+    """
+    check_alive(cluster, comm)
+    return dataclasses.replace(cluster, freed=(*cluster.freed, comm.name))
+
+
+def check_alive(cluster: Cluster, comm: Communicator) -> None:
+    """Refuse a communicator that was destroyed.
+
+    Raises:
+      HcclError: NOT_FOUND.
+    """
+    if comm.name in cluster.freed:
+        raise HcclError(HcclResult.NOT_FOUND, f"communicator {comm.name} was destroyed; create another one")

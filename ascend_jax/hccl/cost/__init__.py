@@ -1,0 +1,1 @@
+"""Times of collectives: one file per algorithm, each with the form that HCCL documents."""

@@ -1,0 +1,62 @@
+"""Mistakes of ranks against each other: calls that do not agree, found before anything runs."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from ascend_jax.hccl.communicator import Communicator
+from ascend_jax.hccl.results import HcclResult
+from ascend_jax.hccl.steps import Call, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Mismatch:
+    """The n-th call of one group, where a rank says something else than rank 0 (EI0005 of the library)."""
+
+    comm: Communicator
+    number: int  # of the call in its communicator
+    rank: int
+    parameter: str
+    value: object  # what the rank says
+    expected: object  # what rank 0 says
+    calls: tuple[tuple[int, int], ...]  # (card, number of its step) of all ranks that call
+
+    code = HcclResult.PARA
+    label = "EI0005"
+
+    def __str__(self) -> str:
+        return (
+            f"HCCL_E_PARA (1) [EI0005]: call {self.number} of {self.comm.name}: rank {self.rank} has "
+            f"{self.parameter} = {self.value}, rank 0 has {self.expected}"
+        )
+
+
+def calls_of(steps: Sequence[Step], comm: Communicator) -> list[int]:
+    """Return the numbers of the steps that are calls of a communicator."""
+    return [number for number, step in enumerate(steps) if isinstance(step, Call) and step.comm == comm]
+
+
+def find_mismatches(lists: Sequence[Sequence[Step]], cards: int) -> tuple[Mismatch, ...]:
+    """Return the first difference of each group; nothing after it can be compared."""
+    if len(lists) == 1:
+        return ()  # all run the same list
+    found = []
+    comms = {step.comm: None for steps in lists for step in steps if isinstance(step, Call)}
+    for comm in comms:
+        for group in comm.groups:
+            wrong = _first_difference(lists, comm, group)
+            if wrong is not None:
+                found.append(wrong)
+    return tuple(found)
+
+
+def _first_difference(lists: Sequence[Sequence[Step]], comm: Communicator, group: tuple[int, ...]) -> Mismatch | None:
+    calls = [calls_of(lists[card], comm) for card in group]
+    for number in range(min(map(len, calls))):
+        said = [lists[card][own[number]] for card, own in zip(group, calls, strict=True)]
+        signatures = [one.signature() for one in said if isinstance(one, Call)]
+        for rank, mine in enumerate(signatures):
+            for parameter, expected in signatures[0].items():
+                if mine.get(parameter, "nothing") != expected:
+                    at = tuple((card, own[number]) for card, own in zip(group, calls, strict=True))
+                    return Mismatch(comm, number, rank, parameter, mine.get(parameter, "nothing"), expected, at)
+    return None
