@@ -1,11 +1,15 @@
 """Operators through the card: registry, executors as data, kernels compiled once."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ascend_jax as aj
+
+quick_jit = functools.partial(jax.jit, compiler_options=aj.QUICK_TO_COMPILE)
 
 
 def plan(chip, inputs, outputs, core_limit, **attributes):
@@ -72,7 +76,7 @@ def test_scalars_vary_without_a_new_kernel(bench):
 def test_a_scalar_may_be_traced(bench):
     card, x, y = bench
 
-    @jax.jit
+    @quick_jit
     def program(card, factor):
         card, executor = prepare(card, "TestScale", x, y, factor=factor)
         card = aj.synchronize_stream(aj.launch(card, executor, 0, 0), 0)
@@ -111,7 +115,7 @@ def test_a_kernel_larger_than_the_bytes_is_refused_and_harms_nobody(bench):
         card = aj.launch(card, executor, 0, 0)
         return aj.synchronize_stream(card, 0)
 
-    for run_program in (program, jax.jit(program)):
+    for run_program in (program, quick_jit(program)):
         after = run_program(card)
         assert aj.status(after).code == aj.Code.NO_BYTES_BEHIND
 
@@ -120,7 +124,7 @@ def test_launch_inside_scan(bench):
     card, x, _ = bench
     card, executor = prepare(card, "TestSquare", x, x)
 
-    @jax.jit
+    @quick_jit
     def program(card):
         def body(card, _):
             return aj.synchronize_stream(aj.launch(card, executor, 0, 0), 0), None
@@ -183,7 +187,7 @@ def test_cards_side_by_side_with_values(bench, carrier):
         mesh = jax.make_mesh((count,), ("card",), axis_types=(jax.sharding.AxisType.Auto,))
         spec = jax.sharding.PartitionSpec("card")
         side_by_side = jax.shard_map(jax.vmap(program), mesh=mesh, in_specs=spec, out_specs=spec)
-        results = jax.jit(side_by_side)(values)
+        results = quick_jit(side_by_side)(values)
     else:
         results = (jax.pmap if carrier == "pmap" else jax.vmap)(program)(values)
     np.testing.assert_array_equal(results, np.repeat(3 * np.asarray(values), 4).reshape(count, 4))
@@ -239,6 +243,6 @@ def test_an_error_in_a_value_function_comes_through_under_jit(bench):
     def program(card):
         return aj.synchronize_stream(aj.launch(card, executor, 0, 0), 0)
 
-    for run_program in (program, jax.jit(program)):
+    for run_program in (program, quick_jit(program)):
         with pytest.raises(ValueError, match="broken on purpose"):
             run_program(card)
