@@ -211,6 +211,7 @@ def measure_scaling(streams: int, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def _cost_ns(commands: int, lanes: int, *, streams: int, rounds: int) -> float:
+    rounds *= max(1, 2**18 // (commands * lanes))  # a short run says little
     return 1e9 / measure_exact(contended(commands, streams), streams, lanes, rounds)["rate"]
 
 
