@@ -2,19 +2,23 @@
 
     python tools/bench_attention.py [--json] [--seq 512 1024 2048] [--dims 64 128] [--heads 4] [--rounds 5] [--decode]
 
+Prints each case as soon as it is measured (with ``--json`` to stderr); with its defaults it takes a few minutes.
+
 Peers: ``torch.nn.functional.scaled_dot_product_attention`` (if torch is installed), ``jax.nn.dot_product_attention``,
 and the unfused form. Every round runs each implementation once, in turn, so that a busy machine disturbs all alike;
-figures are medians. FLOPs are those of the visible pairs, 4 D each forward and 3.5 times that with backward, for every
-implementation, whatever it really computes. ``temp_bytes`` is what XLA allocates beside operands and results; for torch
-it is not known.
+figures are medians, of 3 rounds where one takes long. FLOPs are those of the visible pairs, 4 D each forward and 3.5
+times that with backward, for every implementation, whatever it really computes. ``temp_bytes`` is what XLA allocates
+beside operands and results; for torch it is not known.
 """
 
 import argparse
+import itertools
 import json
 import math
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -24,7 +28,8 @@ import numpy as np
 import ascend_jax as aj
 
 Run = Callable[[], object]
-NAIVE_LIMIT_BYTES = 2 << 30  # of scores: longer cases leave out the peers that hold them
+NAIVE_LIMIT_BYTES = 1 << 28  # of scores: longer cases leave out the peers that hold them
+LONG_ROUND_MS = 400.0  # a round of all implementations that takes longer is run 3 times at most
 
 
 def main() -> None:
@@ -34,28 +39,36 @@ def main() -> None:
     parser.add_argument("--seq", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192])
     parser.add_argument("--dims", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--heads", type=int, help="by default 4, fewer from 2,048 on")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--decode", action="store_true", help="only the paged decode case")
     flags = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    if not flags.decode:
-        for dtype in flags.dtypes:
-            for dim in flags.dims:
-                for length in flags.seq:
-                    for causal in (False, True):
-                        for backward in (False, True):
-                            rows += measure(length, dim, dtype, causal, backward, flags.heads, flags.rounds)
-    rows += measure_decode(flags.rounds)
+    for found in cases(flags):
+        rows += found
+        for row in found:
+            print(line(row), file=sys.stderr if flags.json else sys.stdout, flush=True)
     report = {"results": rows, "ratios": ratios(rows)}
     if flags.json:
         print(json.dumps(report))
         return
-    for row in rows:
-        temp = "-" if row["temp_bytes"] is None else f"{row['temp_bytes'] / 2**20:.1f} MiB"
-        print(f"{row['case']:<34} {row['impl']:<8} {row['ms']:9.2f} ms {row['gflops']:8.1f} GFLOP/s  temp {temp}")
     for name, ratio in report["ratios"].items():
         print(f"{name:<50} {ratio:.2f}")
+
+
+def cases(flags: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of one case after the other."""
+    kinds = itertools.product(flags.dtypes, flags.dims, flags.seq, (False, True), (False, True))
+    for dtype, dim, length, causal, backward in () if flags.decode else kinds:
+        heads = flags.heads or min(4, max(1, 4096 // length))
+        yield measure(length, dim, dtype, causal, backward, heads, flags.rounds)
+    yield measure_decode(flags.rounds)
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return a row of the table."""
+    temp = "-" if row["temp_bytes"] is None else f"{row['temp_bytes'] / 2**20:.1f} MiB"
+    return f"{row['case']:<40} {row['impl']:<8} {row['ms']:9.2f} ms {row['gflops']:8.1f} GFLOP/s  temp {temp}"
 
 
 def measure(
@@ -70,7 +83,7 @@ def measure(
         "naive": lambda q, k, v: aj.ops.plain_attention(q, k, v, causal=causal),
     }
     functions = {"flash": lambda q, k, v: aj.flash_attention(q, k, v, causal=causal)}
-    if heads * length * length * 4 * 3 <= NAIVE_LIMIT_BYTES:
+    if heads * length * length * 4 <= NAIVE_LIMIT_BYTES:
         functions |= holds_scores
     runs, temps = {}, {}
     for name, function in functions.items():
@@ -124,15 +137,19 @@ def torch_run(arrays: list[np.ndarray], dtype: str, causal: bool, backward: bool
 
 def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, float]:
     """Return the median milliseconds of each run, all taking turns."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()
-    for _ in range(rounds):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            times[name].append((time.perf_counter() - start) * 1e3)
-    return {name: statistics.median(each) for name, each in times.items()}
+    times = [{name: milliseconds(run) for name, run in runs.items()}]
+    while len(times) < (min(rounds, 3) if sum(times[0].values()) > LONG_ROUND_MS else rounds):
+        times.append({name: milliseconds(run) for name, run in runs.items()})
+    return {name: statistics.median(each[name] for each in times) for name in runs}
+
+
+def milliseconds(run: Run) -> float:
+    """Return what one run takes."""
+    start = time.perf_counter()
+    run()
+    return (time.perf_counter() - start) * 1e3
 
 
 def measure_decode(rounds: int) -> list[dict[str, Any]]:

@@ -2,27 +2,32 @@
 
     python tools/tune_attention.py [--write] [--rounds 5] [--seq 1024 4096] [--dims 64 128 256]
 
-For each head dimension, every tile runs a causal training step of every length, all taking turns; the tile with the
-least sum of logarithms of its medians wins. ``--write`` replaces the rows of this backend in
-``ascend_jax/ops/attention/host_tile_table.py`` and leaves those of the others.
+For each length and head dimension, every tile runs a causal training step, all taking turns; the least median wins.
+A length stands for all up to half the next one. bfloat16 is multiplied as it is where that saves a twentieth; float16
+never, because its range is too small for gradients divided by a row sum. ``--write`` replaces the rows of this backend
+in ``ascend_jax/ops/attention/host_tile_table.py`` and leaves those of the others.
 """
 
 import argparse
 import importlib.util
-import math
 import pathlib
 import statistics
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
 import ascend_jax as aj
 from ascend_jax.ops.attention import host_tile_table
+from ascend_jax.ops.attention.kernel import attend, scoring_of
+from ascend_jax.ops.attention.scoring import Options
+from ascend_jax.ops.attention.visibility import Visibility
 
 TILES = ((128, 128), (256, 256), (256, 512), (512, 256), (512, 512), (512, 1024), (1024, 512))
 Row = tuple[int, int, int, int]
+K = TypeVar("K")
 
 
 def main() -> None:
@@ -34,45 +39,68 @@ def main() -> None:
     parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 256])
     flags = parser.parse_args()
     rows: list[Row] = []
-    for dim in sorted(flags.dims):
-        scores = dict.fromkeys(TILES, 0.0)
-        for length in flags.seq:
-            for tile, ms in measure(length, dim, flags.rounds).items():
-                scores[tile] += math.log(ms)
-        best = min(scores, key=scores.__getitem__)
-        print(f"D <= {dim}: {best}")
-        rows.append((0, 0 if dim == max(flags.dims) else dim, *best))
-    rows = [row for row, after in zip(rows, [*rows[1:], None], strict=True) if after is None or row[2:] != after[2:]]
+    for length in sorted(flags.seq):
+        for dim in sorted(flags.dims):
+            times = measure(length, dim, flags.rounds)
+            best = min(times, key=times.__getitem__)
+            print(f"S = {length}, D <= {dim}: {best}", flush=True)
+            # a length stands for all up to half the next one
+            longest = 0 if length == max(flags.seq) else min(x for x in flags.seq if x > length) // 2
+            rows.append((longest, 0 if dim == max(flags.dims) else dim, *best))
+    narrow = ("bfloat16",) if narrow_gain(flags.rounds) > 1.05 else ()
+    print(f"multiplied as they are: {narrow}")
     if flags.write:
         path = pathlib.Path(importlib.util.find_spec(host_tile_table.__name__).origin)  # type: ignore[union-attr,arg-type]
-        path.write_text(render({**host_tile_table.HOST_TILES, jax.default_backend(): tuple(rows)}))
+        backend = jax.default_backend()
+        tiles = {**host_tile_table.HOST_TILES, backend: tuple(rows)}
+        path.write_text(render(tiles, {**host_tile_table.NARROW_PRODUCTS, backend: narrow}))
 
 
 def measure(length: int, dim: int, rounds: int) -> dict[tuple[int, int], float]:
     """Return the median milliseconds of a causal training step of two heads, for each tile."""
     x = jnp.ones((1, length, 2, dim)) * 0.01
-    steps: dict[tuple[int, int], Callable[[], object]] = {}
-    for tile in TILES:
 
-        def loss(q: jax.Array, k: jax.Array, v: jax.Array, tile: tuple[int, int] = tile) -> jax.Array:
-            return aj.flash_attention(q, k, v, causal=True, tile=tile).sum()
+    def loss(tile: tuple[int, int]) -> Callable[..., jax.Array]:
+        return lambda q, k, v: aj.flash_attention(q, k, v, causal=True, tile=tile).sum()
 
+    return medians({tile: loss(tile) for tile in TILES}, x, rounds)
+
+
+def narrow_gain(rounds: int) -> float:
+    """Return how many times as fast a training step of bfloat16 is with 16-bit products."""
+    x = jnp.ones((1, 1024, 2, 64), jnp.bfloat16) * 0.01
+    scoring = scoring_of(Visibility(1024, 1024))
+
+    def loss(is_narrow: bool) -> Callable[..., jax.Array]:
+        options = Options((256, 256), is_narrow=is_narrow)
+        return lambda *x: attend(*(y.swapaxes(1, 2) for y in x), scoring, options, scale=0.1)[0].sum()
+
+    ms = medians({is_narrow: loss(is_narrow) for is_narrow in (False, True)}, x, rounds)
+    return ms[False] / ms[True]
+
+
+def medians(losses: dict[K, Callable[..., jax.Array]], x: jax.Array, rounds: int) -> dict[K, float]:
+    """Return the median milliseconds of the gradient of each loss of (x, x, x), all taking turns."""
+    steps: dict[K, Callable[[], object]] = {}
+    for key, loss in losses.items():
         compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(x, x, x).compile()
-        steps[tile] = lambda compiled=compiled: jax.block_until_ready(compiled(x, x, x))  # type: ignore[misc]
-        steps[tile]()
-    times: dict[tuple[int, int], list[float]] = {tile: [] for tile in TILES}
+        steps[key] = lambda compiled=compiled: jax.block_until_ready(compiled(x, x, x))  # type: ignore[misc]
+        steps[key]()
+    times: dict[K, list[float]] = {key: [] for key in steps}
     for _ in range(rounds):
-        for tile, step in steps.items():
+        for key, step in steps.items():
             start = time.perf_counter()
             step()
-            times[tile].append((time.perf_counter() - start) * 1e3)
-    return {tile: statistics.median(each) for tile, each in times.items()}
+            times[key].append((time.perf_counter() - start) * 1e3)
+    return {key: statistics.median(each) for key, each in times.items()}
 
 
-def render(table: dict[str, tuple[Row, ...]]) -> str:
+def render(table: dict[str, tuple[Row, ...]], narrow: dict[str, tuple[str, ...]]) -> str:
     """Return the text of the table's module."""
     lines = [f'"""{host_tile_table.__doc__}"""', "", "HOST_TILES: dict[str, tuple[tuple[int, int, int, int], ...]] = {"]
     lines += [f'    "{backend}": {rows},' for backend, rows in sorted(table.items())]
+    lines += ["}", "", "NARROW_PRODUCTS: dict[str, tuple[str, ...]] = {"]
+    lines += [f'    "{backend}": ' + repr(types).replace("'", '"') + "," for backend, types in sorted(narrow.items())]
     return "\n".join([*lines, "}"]) + "\n"
 
 

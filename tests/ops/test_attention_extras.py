@@ -117,6 +117,24 @@ def test_emulation_rounds_the_weights(dtype):
     assert np.abs(exact - true).mean() < np.abs(emulated - true).mean()
 
 
+def test_softmax_in_float16():
+    """Scores rounded to float16 before the softmax, weights before the second product, sums in float32."""
+    q, k, v = (x.astype(jnp.float16) for x in draw(*[(1, N, 40, D)] * 3, seed=4))
+    scoring = Scoring(jnp.zeros((1, 40), jnp.int32), jnp.arange(1, 41)[None])
+    options = Options((64, 64), score_dtype="float16", weight_dtype="float16")
+    found = [np.asarray(x, np.float32) for x in attend(q, k, v, scoring, options, scale=1.0)]
+    wide = [np.asarray(x, np.float32) for x in (q, k, v)]
+    raw = np.where(np.tril(np.ones((40, 40), bool)), wide[0] @ wide[1].swapaxes(2, 3), -np.inf)
+    scores = raw.astype(np.float16).astype(np.float32)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    expected = weights.astype(np.float16).astype(np.float32) @ wide[2] / weights.sum(-1, keepdims=True)
+    # scores a rounding apart may fall to the other side; such a step is 2^-10 of a score
+    assert np.abs(found[0] - expected).max() <= 2**-10 * np.abs(expected).max()
+    np.testing.assert_array_equal(found[1], found[1].astype(np.float16))
+    assert (found[1] == scores.max(-1)).mean() > 0.95 and (scores.max(-1) != raw.max(-1)).mean() > 0.5
+    np.testing.assert_allclose(found[2], weights.sum(-1), rtol=2e-3)
+
+
 @pytest.mark.parametrize("tile", [(1, 7), (13, 1), (16, 64), (128, 3), (512, 512)])
 def test_any_tile_gives_the_same_result_and_gradients(tile):
     """Block_q above block_k once broke a causal bound (jax 17267); lengths that no tile divides broke others."""

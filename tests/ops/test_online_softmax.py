@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
+import ascend_jax as aj
 from ascend_jax.ops.attention.host_tile import host_tiles
 from ascend_jax.ops.attention.kernel import FLT_MAX, flash_forward
 from ascend_jax.ops.attention.reference import attention_reference, naive_attention
 from ascend_jax.ops.attention.visibility import Visibility
 
 FULL, LEFT_UP, RIGHT_DOWN = 0, 2, 3
+QUICK = aj.QUICK_TO_COMPILE | {"xla_backend_optimization_level": 0}  # the runs themselves are short
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +32,7 @@ def operands(q_len, kv_len, *, heads=(1, 1), dims=(16, 16), batch=1, dtype="floa
     return [jnp.asarray(rng.normal(size=(batch, *shape)), dtype) for shape in shapes]
 
 
-@functools.partial(jax.jit, static_argnames=("visibility", "scale", "q_tile", "kv_tile"))
+@functools.partial(jax.jit, static_argnames=("visibility", "scale", "q_tile", "kv_tile"), compiler_options=QUICK)
 def compiled(q, k, v, **options):
     return flash_forward(q, k, v, **options)
 
@@ -42,7 +44,7 @@ def flash(q, k, v, mode=FULL, *, scale=1.0, tile=(None, None)):
     ]
 
 
-naive = jax.jit(naive_attention, static_argnames=("mode", "scale"))
+naive = jax.jit(naive_attention, static_argnames=("mode", "scale"), compiler_options=QUICK)
 
 
 def probe(q_len, kv_len, mode, **kwargs):
@@ -253,17 +255,17 @@ def test_memory_grows_linearly(mode):
         run = jax.jit(lambda q, k, v: flash_forward(q, k, v, visibility, scale=1.0))
         return run.lower(shape, shape, shape).compile().memory_analysis().temp_size_in_bytes
 
-    sizes = [temporary_bytes(length) for length in (2048, 4096, 8192)]
+    sizes = [temporary_bytes(length) for length in (2048, 4096)]
     assert all(1 < large / small < 2.1 for small, large in itertools.pairwise(sizes)), sizes
-    assert sizes[-1] < 8192 * 8192
+    assert sizes[-1] < 4096 * 4096
 
 
 def test_host_tiles_cover_with_little_padding():
     assert host_tiles(1, 0) == (16, 16)
     for length in range(1, 3000, 7):
-        tile, _ = host_tiles(length, 1)
-        assert tile <= 512
-        assert -(-length // tile) * tile - length < 16 * -(-length // 512)
+        tile, _ = host_tiles(length, 1, backend="cpu")
+        assert tile <= (largest := 256 if length <= 2048 else 512)
+        assert -(-length // tile) * tile - length < 16 * -(-length // largest)
 
 
 class TestRefusals:

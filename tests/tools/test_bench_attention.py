@@ -44,8 +44,8 @@ def test_ratios_are_taken_case_by_case():
 
 def test_the_table_is_written_as_it_is_read(tmp_path):
     tune = load("tune_attention")
-    from ascend_jax.ops.attention.host_tile_table import HOST_TILES
+    from ascend_jax.ops.attention.host_tile_table import HOST_TILES, NARROW_PRODUCTS
 
     space = {}
-    exec(compile(tune.render(HOST_TILES), "host_tile_table.py", "exec"), space)
-    assert space["HOST_TILES"] == HOST_TILES
+    exec(compile(tune.render(HOST_TILES, NARROW_PRODUCTS), "host_tile_table.py", "exec"), space)
+    assert (space["HOST_TILES"], space["NARROW_PRODUCTS"]) == (HOST_TILES, NARROW_PRODUCTS)

@@ -15,7 +15,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ascend_jax.ops.attention.online_softmax import Head, dot, mask_scores, pad_rows, round_to, upcast
+from ascend_jax.ops.attention.online_softmax import (
+    Head,
+    dot,
+    mask_scores,
+    operand,
+    pad_rows,
+    round_to,
+    tile_columns,
+    upcast,
+)
 from ascend_jax.ops.attention.scoring import (
     Options,
     Scoring,
@@ -29,7 +38,7 @@ from ascend_jax.ops.attention.scoring import (
 
 __all__ = ["backward"]
 
-Carry = tuple[jax.Array, jax.Array, jax.Array | None]  # dk, dv of a key head, and the gradient of the bias
+Carry = tuple[jax.Array, jax.Array, jax.Array | None]  # dk, dv of a key head in columns; the gradient of the bias
 
 
 @jax.named_scope("flash_backward")
@@ -67,14 +76,14 @@ def backward(
 
     def kv_head(d_bias: Any, operands: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         index, k_rows, v_rows, of_queries = operands
-        k_padded, v_padded = (pad_rows(upcast(x), options.tile[1]) for x in (k_rows, v_rows))
-        keys = (k_padded, _finite(k_padded), _finite(v_padded))
+        k_padded, v_padded = (pad_rows(operand(x, options), options.tile[1]) for x in (k_rows, v_rows))
+        columns = tuple(tile_columns(x, options.tile[1]) for x in (k_padded, _finite(v_padded)))
+        keys = (*columns, _finite(k_padded))
 
         def q_head(carry: Any, operands: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
             offset, q_rows, d_out, d_sum, out, row_max, row_sum = operands
             head = index % kv_heads * group + offset
-            kv_tiles = k_padded.shape[0] // options.tile[1]
-            at = Head(index // kv_heads, head, scoring, options, bias, sink, scale, runs, kv_tiles)
+            at = Head(index // kv_heads, head, scoring, options, bias, sink, scale, runs, columns[0].shape[0])
             inverse = jnp.where(row_sum > 0, 1 / jnp.where(row_sum > 0, row_sum, 1), 0)
             d_out = upcast(d_out) * inverse[:, None]
             d_out = jnp.where((row_sum > 0)[:, None], d_out, 0)  # a row that saw nothing takes no gradient
@@ -84,14 +93,16 @@ def backward(
             taint = (q_rows * 0).sum(axis=1).astype(shift.dtype) + (d_out * 0).sum(axis=1)
             top = jnp.where(row_sum > 0, row_max + taint, row_max)
             rows = tuple(jnp.pad(x, (0, q_pad)) for x in (top, shift))
-            padded = tuple(pad_rows(_finite(upcast(x)), options.tile[0]) for x in (q_rows, d_out))
+            kind = q_rows.dtype if options.is_narrow else d_out.dtype
+            padded = tuple(pad_rows(_finite(x.astype(kind)), options.tile[0]) for x in (q_rows, d_out))
             carry, d_q = _q_tiles(at, carry, padded, rows, keys)
             d_sink = None if sink is None else (jnp.exp(sink[at.head] - row_max) * shift).sum()
             return carry, (d_q[:q_len], d_sink)
 
-        zeros = tuple(jnp.zeros_like(x) for x in (k_padded, v_padded))
-        carry, (d_q, d_sink) = lax.scan(q_head, (*zeros, d_bias), (jnp.arange(group), *of_queries))
-        return carry[2], (d_q, carry[0][:kv_len], carry[1][:kv_len], d_sink)
+        zeros = tuple(jnp.zeros(x.shape, row_dtype(q)) for x in columns)
+        (*sums, d_bias), (d_q, d_sink) = lax.scan(q_head, (*zeros, d_bias), (jnp.arange(group), *of_queries))
+        d_k, d_v = (jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1])[:kv_len] for x in sums)
+        return d_bias, (d_q, d_k, d_v, d_sink)
 
     heads_first = (batch * kv_heads, group, q_len)
     of_queries = tuple(x.reshape(*heads_first, *x.shape[3:]) for x in (q, *cotangents, *results))
@@ -135,21 +146,23 @@ def _q_tiles(
 
     def one(carry: Carry, q_index: jax.Array) -> tuple[Carry, jax.Array]:
         q, d_out, row_max, shift = (lax.dynamic_slice_in_dim(x, q_index * q_tile, q_tile) for x in (*queries, *rows))
-        q = q * at.scale
+        q = (q * at.scale).astype(q.dtype)
+        q_columns, d_out_columns = q.T, d_out.T
         lines = at.lines(q_index)
 
         def step(kv_index: Any, state: Any, is_masked: bool) -> Any:
             (d_k, d_v, d_bias), d_q = state
-            k, k_finite, v = (lax.dynamic_slice_in_dim(x, kv_index * kv_tile, kv_tile) for x in keys)
+            columns = tuple(x[kv_index] for x in keys[:2])
+            k_rows = lax.dynamic_slice_in_dim(keys[2], kv_index * kv_tile, kv_tile)
             spot = at.spot(q_index, kv_index, lines)
-            weights, d_scores = _tile(at, spot, (q, d_out, row_max, shift), (k, v), is_masked)
+            weights, d_scores = _tile(at, spot, (q, d_out, row_max, shift), columns, is_masked)
             d_bias = d_bias if d_bias is None else _add_bias(d_bias, d_scores[0], spot, at)
-            d_q = d_q + dot(d_scores[1], k_finite, at.options)
-            d_k = _add_rows(d_k, dot(d_scores[1].T, q, at.options), kv_index * kv_tile)
-            d_v = _add_rows(d_v, dot(weights.T, d_out, at.options), kv_index * kv_tile)
+            d_q = d_q + dot(d_scores[1], k_rows, at.options)
+            d_k = d_k.at[kv_index].add(dot(q_columns, d_scores[1], at.options))
+            d_v = d_v.at[kv_index].add(dot(d_out_columns, weights, at.options))
             return (d_k, d_v, d_bias), d_q
 
-        return at.walk(q_index, step, (carry, jnp.zeros_like(q)))
+        return at.walk(q_index, step, (carry, jnp.zeros(q.shape, row_max.dtype)))
 
     carry, d_q = lax.scan(one, carry, jnp.arange(queries[0].shape[0] // q_tile))
     return carry, d_q.reshape(queries[0].shape)
@@ -160,11 +173,11 @@ def _tile(
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Returns the weights that multiplied v, and the gradient of the scores (exact, and rounded as asked)."""
     q, d_out, row_max, shift = queries
-    k, v = keys
+    k, v = keys  # in columns
     raw = at.scores(q, k, spot)
     scores, mask = mask_scores(raw, spot, at) if is_masked else (raw, None)
     weights = jnp.exp(scores - row_max[:, None])
-    d_weights = dot(d_out, v.T, at.options)
+    d_weights = dot(d_out, v, at.options)
     d_scores = weights * (keep_weights(d_weights, spot, at.scoring) + shift[:, None])
     if mask is not None:
         weights, d_scores = (jnp.where(mask, x, 0) for x in (weights, d_scores))
@@ -172,11 +185,6 @@ def _tile(
         d_scores = d_scores * (1 - jnp.square(raw / at.options.softcap))
     weights = round_to(keep_weights(weights, spot, at.scoring), at.options.weight_dtype)
     return weights, (d_scores, round_to(d_scores, at.options.weight_dtype))
-
-
-def _add_rows(total: jax.Array, rows: jax.Array, start: Any) -> jax.Array:
-    old = lax.dynamic_slice_in_dim(total, start, rows.shape[0])
-    return lax.dynamic_update_slice_in_dim(total, old + rows, start, 0)
 
 
 def _zero_bias(bias: jax.Array, options: Options, padded: tuple[int, int], dtype: Any) -> jax.Array:

@@ -1,10 +1,12 @@
 """The host tile: what runs fast in XLA, looked up by backend and shape. The Ascend tile is another knob (`tiling`)."""
 
+from typing import Any
+
 import jax
 
-from ascend_jax.ops.attention.host_tile_table import HOST_TILES
+from ascend_jax.ops.attention.host_tile_table import HOST_TILES, NARROW_PRODUCTS
 
-__all__ = ["host_tiles"]
+__all__ = ["host_tiles", "multiplies_narrow"]
 
 _ALIGNMENT = 16
 
@@ -25,6 +27,16 @@ def host_tiles(q_len: int, kv_len: int, dim: int = 128, *, backend: str | None =
     longest = max(q_len, kv_len)
     largest = next((q, kv) for length, d, q, kv in rows if longest <= (length or longest) and dim <= (d or dim))
     return _split(q_len, largest[0]), _split(kv_len, largest[1])
+
+
+def multiplies_narrow(dtype: Any, *, backend: str | None = None) -> bool:
+    """Returns whether 16-bit operands are multiplied faster as they are than as float32, by the table.
+
+    >>> multiplies_narrow("bfloat16", backend="cpu"), multiplies_narrow("float16", backend="cpu")
+    (True, False)
+    """
+    backend = backend or jax.default_backend()
+    return str(dtype) in NARROW_PRODUCTS.get(backend, NARROW_PRODUCTS["cpu"])
 
 
 def _split(length: int, largest: int) -> int:

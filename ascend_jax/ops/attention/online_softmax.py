@@ -75,17 +75,16 @@ def forward(
 
     def kv_head(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         index, q_group, k_rows, v_rows = operands
-        values = upcast(v_rows)
-        is_clean = jnp.isfinite(values).all()
-        k_padded, v_padded = pad_rows(upcast(k_rows), options.tile[1]), pad_rows(values, options.tile[1])
+        is_clean = jnp.isfinite(v_rows).all()
+        k_padded, v_padded = (pad_rows(operand(x, options), options.tile[1]) for x in (k_rows, v_rows))
+        k_columns = tile_columns(k_padded, options.tile[1])
 
         def q_head(operands: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
             offset, q_rows = operands
-            q_padded = pad_rows(upcast(q_rows), options.tile[0])
+            q_padded = pad_rows(operand(q_rows, options), options.tile[0])
             head = index % kv_heads * group + offset
-            kv_tiles = k_padded.shape[0] // options.tile[1]
-            at = Head(index // kv_heads, head, scoring, options, bias, sink, scale, runs, kv_tiles)
-            out, row_max, row_sum = _q_tiles(at, q_padded, k_padded, v_padded, is_clean)
+            at = Head(index // kv_heads, head, scoring, options, bias, sink, scale, runs, k_columns.shape[0])
+            out, row_max, row_sum = _q_tiles(at, q_padded, k_columns, v_padded, is_clean)
             return out[:q_len].astype(q.dtype), row_max[:q_len], row_sum[:q_len]
 
         return lax.map(q_head, (jnp.arange(group), q_group))
@@ -125,9 +124,9 @@ class Head(NamedTuple):
         rows, cols = self.options.tile
         return Spot(self.batch, self.head, q_index * rows, kv_index * cols, rows, cols, lines)
 
-    def scores(self, q: jax.Array, k: jax.Array, spot: Spot) -> jax.Array:
-        """Returns the scores of a tile; ``q`` is scaled already."""
-        products = dot(q, k.T, self.options)
+    def scores(self, q: jax.Array, k_columns: jax.Array, spot: Spot) -> jax.Array:
+        """Returns the scores of a tile of queries ``[rows, D]``, scaled already, and keys ``[D, cols]``."""
+        products = dot(q, k_columns, self.options)
         return tile_scores(products, spot, self.scoring, self.options, self.bias, self.scale)
 
     def walk(self, q_index: jax.Array, step: Callable[[Any, Any, bool], Any], state: Any) -> Any:
@@ -146,26 +145,27 @@ class Head(NamedTuple):
         )
 
 
-def _q_tiles(at: Head, q: jax.Array, k: jax.Array, v: jax.Array, is_clean: jax.Array) -> tuple[jax.Array, ...]:
-    """Runs one head, one query tile after the other; operands are upcast and padded to whole tiles."""
+def _q_tiles(at: Head, q: jax.Array, k_columns: jax.Array, v: jax.Array, is_clean: jax.Array) -> tuple[jax.Array, ...]:
+    """Runs one head, one query tile after the other; operands are padded to whole tiles."""
     q_tile, kv_tile = at.options.tile
-    lowest = jnp.finfo(q.dtype).min
+    kind = jnp.promote_types(q.dtype, jnp.float32)
+    lowest = jnp.finfo(kind).min
     v_clean = jnp.where(jnp.isfinite(v), v, 0)  # a hidden NaN would leak into the product as 0 * NaN
 
     def one(q_index: jax.Array) -> tuple[jax.Array, ...]:
-        q_rows = lax.dynamic_slice_in_dim(q, q_index * q_tile, q_tile) * at.scale
+        q_rows = (lax.dynamic_slice_in_dim(q, q_index * q_tile, q_tile) * at.scale).astype(q.dtype)
         lines = at.lines(q_index)
-        sink = None if at.sink is None else at.sink[at.head].astype(q.dtype)
-        top = jnp.asarray(lowest, q.dtype) if sink is None else jnp.maximum(sink, lowest)
-        weight = jnp.zeros((), q.dtype) if sink is None else jnp.exp(sink - top)
+        sink = None if at.sink is None else at.sink[at.head].astype(kind)
+        top = jnp.asarray(lowest, kind) if sink is None else jnp.maximum(sink, lowest)
+        weight = jnp.zeros((), kind) if sink is None else jnp.exp(sink - top)
         state = RowState(
-            jnp.full(q_tile, top, q.dtype), jnp.full(q_tile, weight, q.dtype), jnp.zeros((q_tile, v.shape[1]), q.dtype)
+            jnp.full(q_tile, top, kind), jnp.full(q_tile, weight, kind), jnp.zeros((q_tile, v.shape[1]), kind)
         )
 
         def step(kv_index: Any, state: RowState, is_masked: bool) -> RowState:
-            k_rows, v_rows = (lax.dynamic_slice_in_dim(x, kv_index * kv_tile, kv_tile) for x in (k, v_clean))
+            v_rows = lax.dynamic_slice_in_dim(v_clean, kv_index * kv_tile, kv_tile)
             spot = at.spot(q_index, kv_index, lines)
-            scores = at.scores(q_rows, k_rows, spot)
+            scores = at.scores(q_rows, k_columns[kv_index], spot)
             return _absorb(state, scores, v_rows, spot, at, is_masked)
 
         state = at.walk(q_index, step, state)
@@ -203,6 +203,7 @@ def _strays(at: Head, q_index: jax.Array, v: jax.Array) -> jax.Array:
     """Returns what NaN and inf in ``v`` add to the output of a query tile: only to rows that see them."""
     kv_tile = at.options.tile[1]
     lines = at.lines(q_index)
+    v = upcast(v)
     plus, minus = jnp.isnan(v) | jnp.isposinf(v), jnp.isnan(v) | jnp.isneginf(v)
 
     def step(kv_index: Any, counts: tuple[jax.Array, jax.Array], is_masked: bool) -> tuple[jax.Array, ...]:
@@ -221,12 +222,22 @@ def round_to(x: jax.Array, dtype: str | None) -> jax.Array:
 
 
 def dot(a: jax.Array, b: jax.Array, options: Options) -> jax.Array:
-    """Multiplies in the accumulator type."""
-    return jnp.dot(a, b, precision=options.precision)
+    """Multiplies in the narrower type of the two and adds up in the accumulator type.
+
+    Callers keep both sides in rows: XLA:CPU takes up to three times as long for a transposed operand.
+    """
+    narrow = min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
+    total = jnp.promote_types(narrow, jnp.float32)
+    return jnp.dot(a.astype(narrow), b.astype(narrow), precision=options.precision, preferred_element_type=total)
+
+
+def operand(x: jax.Array, options: Options) -> jax.Array:
+    """Casts once per head, not per tile, unless 16-bit products are wanted."""
+    return x if options.is_narrow else upcast(x)
 
 
 def upcast(x: jax.Array) -> jax.Array:
-    """Casts once per head, not per tile: 16-bit products are slower than float32 ones on XLA:CPU."""
+    """Casts to the accumulator type."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -234,3 +245,8 @@ def pad_rows(x: jax.Array, tile: int) -> jax.Array:
     """Appends zero rows up to a whole number of tiles, at least one."""
     rows = max(1, -(-x.shape[0] // tile)) * tile
     return jnp.pad(x, ((0, rows - x.shape[0]), (0, 0)))
+
+
+def tile_columns(x: jax.Array, tile: int) -> jax.Array:
+    """Transposes whole tiles of rows ``[tiles * tile, D]``, once per head: ``[tiles, D, tile]``."""
+    return jnp.swapaxes(x.reshape(-1, tile, x.shape[1]), 1, 2)

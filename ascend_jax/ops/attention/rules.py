@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ascend_jax.ops.attention.dropout import Dropout, PackedDropout, PhiloxDropout, element_order
-from ascend_jax.ops.attention.host_tile import host_tiles
+from ascend_jax.ops.attention.host_tile import host_tiles, multiplies_narrow
 from ascend_jax.ops.attention.scoring import Options, Scoring
 from ascend_jax.ops.attention.visibility import ALL_TOKENS, SparseMode, column_bounds
 
@@ -95,9 +95,15 @@ def segment_hull(q_segment: jax.Array, kv_segment: jax.Array) -> tuple[jax.Array
 
 
 def make_options(
-    tile: int | tuple[int, int] | None, q_len: int, kv_len: int, dim: int, softcap: float | None, precision: Any
+    tile: int | tuple[int, int] | None,
+    q_len: int,
+    kv_len: int,
+    dim: int,
+    softcap: float | None,
+    precision: Any,
+    dtype: Any,
 ) -> Options:
-    """Returns the static side of a call."""
+    """Returns the static side of a call; 16-bit products only where nobody asked for a precision."""
     if tile is None:
         sizes = host_tiles(q_len, kv_len, dim)
     else:
@@ -106,8 +112,10 @@ def make_options(
         raise ValueError(f"tile = {tile}: needs at least 1 row and 1 column")
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap = {softcap}: must be positive; None means no cap")
-    options = Options(sizes, softcap=None if softcap is None else float(softcap))
-    return options if precision is None else Options(sizes, softcap=options.softcap, precision=precision)
+    cap = None if softcap is None else float(softcap)
+    if precision is None:
+        return Options(sizes, softcap=cap, is_narrow=multiplies_narrow(dtype))
+    return Options(sizes, softcap=cap, precision=precision)
 
 
 def _lengths(name: str, given: Any, batch: int, longest: int) -> Any:

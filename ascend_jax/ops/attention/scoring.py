@@ -47,6 +47,7 @@ class Options:
     weight_dtype: str | None = None  # weights are rounded to it before the second product, as the device does
     score_dtype: str | None = None  # scores are rounded to it: softmax in float16
     precision: Any = lax.Precision.HIGHEST
+    is_narrow: bool = False  # 16-bit operands, and weights with them, are multiplied as such; sums stay float32
 
 
 @jax.tree_util.register_dataclass
