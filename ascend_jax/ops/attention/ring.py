@@ -77,7 +77,7 @@ def ring_attention(
 
 
 def _options(rows: int, columns: int, dim: int, tile: Any) -> Options:
-    return make_options(tile, rows, columns, dim, None, None)
+    return make_options(tile, rows, columns, dim, None, None, jnp.float32)
 
 
 def _visibility(rows: int, columns: int, causal: bool) -> Visibility:
