@@ -58,7 +58,7 @@ def test_streams_belong_to_one_context(loaded):
     card, device, host = loaded
     _, primary = aj.get_context(card)
     card, mine = aj.create_stream(card)
-    card, event = aj.create_event(card)
+    card, event = aj.create_event_ex_with_flag(card, aj.EventFlag.SYNC)  # may be waited for before its first record
     card, other = aj.create_context(card)
     calls = {
         "destroy": lambda card: aj.destroy_stream(card, mine),
