@@ -80,6 +80,9 @@ def collective_time(
         raise ValueError(f"algorithm = {algorithm!r}: must be one of {', '.join(ALGORITHMS)}")
     servers = topology.split(cards)
     ranks = max(len(server) for server in servers)
+    most = int(chip["fabric_links"]) + 1
+    if links.fabric(chip) == "mesh" and ranks > most:
+        raise ValueError(f"{ranks} cards in one server: {chip.name} has links for a mesh of {most}; use more servers")
     if len(cards) == 1:
         return CollectiveTime(0.0, "copy", (Candidate("copy", 0.0),), "one rank: nothing moves")
     if collective == Collective.SEND_RECV:

@@ -74,7 +74,7 @@ def all_gather(x: jax.Array, comm: Communicator) -> jax.Array:
 
 
 def reduce_scatter(x: jax.Array, comm: Communicator, op: ReduceOp = ReduceOp.SUM, *, order: str = "rank") -> jax.Array:
-    """Return this rank's share of the reduction, along the first axis (``HcclReduceScatter``).
+    """Return this rank's share of the reduction, along the first axis (``HcclReduceScatter``); zeros without a rank.
 
     Raises:
       HcclError: PARA: the first axis does not divide by the ranks; NOT_SUPPORT as :func:`all_reduce`.
@@ -82,7 +82,7 @@ def reduce_scatter(x: jax.Array, comm: Communicator, op: ReduceOp = ReduceOp.SUM
     check_reduction(data_type(x.dtype), op)
     share = _share(x, comm)
     total = reduce_ranks(gather_group(x, comm), op, order)
-    return _piece(total, my_rank(comm), share)
+    return _piece_of_member(total, comm, share)
 
 
 def broadcast(x: jax.Array, comm: Communicator, root: int) -> jax.Array:
@@ -96,14 +96,14 @@ def broadcast(x: jax.Array, comm: Communicator, root: int) -> jax.Array:
 
 
 def scatter(x: jax.Array, comm: Communicator, root: int) -> jax.Array:
-    """Return this rank's share of what rank ``root`` holds, along the first axis (``HcclScatter``).
+    """Return this rank's share of what ``root`` holds, along the first axis (``HcclScatter``); zeros without a rank.
 
     Raises:
       HcclError: PARA: no such rank, or the first axis does not divide by the ranks.
     """
     _check_root(comm, root)
     share = _share(x, comm)
-    return _piece(gather_group(x, comm)[root], my_rank(comm), share)
+    return _piece_of_member(gather_group(x, comm)[root], comm, share)
 
 
 def all_to_all(x: jax.Array, comm: Communicator) -> jax.Array:
@@ -213,8 +213,11 @@ def batch_send_recv(
 
 
 def barrier(comm: Communicator) -> jax.Array:
-    """Return the number of ranks that met (``HcclBarrier``); it orders nothing by itself, XLA sees only data."""
-    return gather_group(jnp.int32(1), comm).sum()
+    """Return the number of ranks that met (``HcclBarrier``), 0 on a card without a rank.
+
+    It orders nothing by itself, XLA sees only data.
+    """
+    return if_member(comm, gather_group(jnp.int32(1), comm).sum(), jnp.int32(0))
 
 
 def _waves(routes: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
@@ -250,6 +253,11 @@ def _share(x: jax.Array, comm: Communicator) -> int:
     if x.ndim == 0 or length % comm.size:
         raise HcclError(HcclResult.PARA, f"{length} elements do not divide by {comm.size} ranks; pad them")
     return length // comm.size
+
+
+def _piece_of_member(x: jax.Array, comm: Communicator, share: int) -> jax.Array:
+    piece = _piece(x, jnp.maximum(my_rank(comm), 0), share)
+    return if_member(comm, piece, jnp.zeros_like(piece))
 
 
 def _piece(x: jax.Array, rank: jax.Array, share: int) -> jax.Array:

@@ -9,10 +9,22 @@ from jax import lax
 
 from ascend_jax.hccl.carrier import AXIS
 from ascend_jax.hccl.communicator import Communicator
+from ascend_jax.hccl.results import HcclError, HcclResult
+
+
+def check_cards(comm: Communicator, cards: int) -> None:
+    """Refuse a communicator that was made for another number of cards than there are.
+
+    Raises:
+      HcclError: PARA.
+    """
+    if comm.cards != cards:
+        raise HcclError(HcclResult.PARA, f"communicator {comm.name} is for {comm.cards} cards: {cards} cards run")
 
 
 def my_rank(comm: Communicator) -> jax.Array:
     """Return the rank of this card in its group, -1 for a card without one; int32."""
+    check_cards(comm, lax.axis_size(AXIS))
     table = np.full(comm.cards, -1, np.int32)
     for group in comm.groups:
         table[list(group)] = np.arange(comm.size)
@@ -24,6 +36,7 @@ def gather_group(x: jax.Array, comm: Communicator) -> jax.Array:
 
     Under ``vmap`` the result is one array for all cards as long as there is one group.
     """
+    check_cards(comm, lax.axis_size(AXIS))
     everything = lax.all_gather(x, AXIS)
     if len(comm.groups) == 1:
         group = comm.groups[0]

@@ -11,6 +11,7 @@ import numpy as np
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.hccl.algorithm import collective_time
 from ascend_jax.hccl.communicator import Communicator
+from ascend_jax.hccl.membership import check_cards
 from ascend_jax.hccl.mismatch import Mismatch, find_mismatches
 from ascend_jax.hccl.steps import Call, Step, Work
 from ascend_jax.hccl.timeouts import timeout_ns
@@ -70,6 +71,8 @@ def make_plan(chip: ChipSpec, steps: Sequence[Step] | Sequence[Sequence[Step]], 
     if not is_one and len(lists) != cards:
         raise ValueError(f"{len(lists)} lists of steps: the topology has {cards} cards")
     channels = _channels(lists)
+    for comm in channels:
+        check_cards(comm, cards)
     coupling = Coupling(cards, tuple(group for comm in channels for group in comm.groups) or ((0,),))
     layouts = [_lay_out(chip, topology, one, number if not is_one else None) for number, one in enumerate(lists)]
     rows = max(len(table) for table, *_ in layouts)

@@ -101,3 +101,28 @@ def test_many_cards_on_one_device():
     assert many.topology == Topology(100, 8)
     _, out = aj.on_cards(many, lambda card, x: (card, x + jax.lax.axis_index("card")), jnp.zeros(100, jnp.int32))
     assert out.tolist() == list(range(100))
+
+
+def test_a_communicator_of_another_size_is_refused():
+    five = hccl.comm_world(5)
+    for make in (
+        lambda: hccl.carry(lambda x: hccl.all_reduce(x, five), 4, "vmap")(np.ones((4, 2), np.float32)),
+        lambda: hccl.make_plan(
+            aj.chip("Ascend910B2"), [hccl.Call(hccl.Collective.ALL_REDUCE, five, 8)], hccl.Topology(4, 8)
+        ),
+    ):
+        with pytest.raises(hccl.HcclError, match="is for 5 cards: 4 cards"):
+            make()
+    with pytest.raises(ValueError, match="links for a mesh of 8"):
+        hccl.collective_time(
+            aj.chip("Ascend910B2"), hccl.Topology(16, 16), hccl.Collective.ALL_REDUCE, 1 << 20, range(16)
+        )
+
+
+def test_cards_without_a_rank_get_nothing_of_others():
+    comm = hccl.comm_world(3).sub([1, 0])
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    shares = hccl.carry(lambda x: hccl.reduce_scatter(x, comm), 3, "vmap")(x)
+    np.testing.assert_array_equal(shares, [[8, 10], [4, 6], [0, 0]])
+    met = hccl.carry(lambda x: hccl.barrier(comm), 3, "vmap")(x)
+    assert np.asarray(met).tolist() == [2, 2, 0]
