@@ -15,6 +15,7 @@ from ascend_jax.runtime.layout import HeapEntry
 from ascend_jax.runtime.memory import is_live
 from ascend_jax.runtime.ranges import byte_range
 from ascend_jax.runtime.state import CardState, require_single
+from ascend_jax.runtime.translation import translate
 
 KEY_CHARACTERS = 65  # length of a key with its final zero (CANN, aclrtIpcMemGetExportKey)
 
@@ -51,6 +52,12 @@ def _find(shared: IpcExports, key: str) -> Export:
     return shared.exports[key]
 
 
+def _is_usable(card: CardState, pointer: int, nbytes: int) -> bool:
+    """Whether the bytes lie in one live block that has an address of its own and is not idle in a pool."""
+    place = translate(card, byte_range(pointer, 0, nbytes))
+    return bool(is_live(card, place))
+
+
 def ipc_export(
     shared: IpcExports, card: CardState, pointer: int, nbytes: int, *, checks_pid: bool = True
 ) -> tuple[IpcExports, str]:
@@ -69,9 +76,8 @@ def ipc_export(
     require_single(card)
     if pointer == 0 or nbytes <= 0:
         raise AscendError(Code.INVALID_PARAM, f"pointer {pointer}, {nbytes} bytes")
-    place = byte_range(pointer, 0, nbytes).as_int32()
     starts = np.asarray(card.hbm.blocks)[HeapEntry.START]
-    if int(pointer) not in starts or not bool(is_live(card, place)):
+    if int(pointer) not in starts or not _is_usable(card, int(pointer), nbytes):
         raise AscendError(Code.RT_PARAM_INVALID, f"{nbytes} bytes at pointer {pointer} are no part of a device block")
     key = f"{shared.made:08x}{int(pointer):08x}{nbytes:016x}".ljust(KEY_CHARACTERS - 1, "0")
     shared = dataclasses.replace(shared, made=shared.made + 1)

@@ -53,7 +53,7 @@ def _raw(array: ArrayLike) -> tuple[np.ndarray | jax.Array, int]:
     return raw, raw.nbytes
 
 
-@stage(reads=("virtual",), changes=("memory",))
+@stage(reads=("hbm", "virtual"), changes=("memory",))
 def _store(card: CardState, place: Range, array: jax.Array, code: jax.Array) -> CardState:
     raw, place = to_bytes(array), translate(card, place)
     index = hbm.first_byte(card, place.pointer, place.offset)
@@ -63,7 +63,7 @@ def _store(card: CardState, place: Range, array: jax.Array, code: jax.Array) -> 
     return dataclasses.replace(card, memory=lax.dynamic_update_slice(card.memory, raw, (index,)))
 
 
-@stage(static=("argument",), reads=("memory", "virtual"), changes=())
+@stage(static=("argument",), reads=("memory", "hbm", "virtual"), changes=())
 def _load(card: CardState, place: Range, code: jax.Array, *, argument: Argument) -> tuple:
     place = translate(card, place)
     index = hbm.first_byte(card, place.pointer, place.offset)
