@@ -124,15 +124,14 @@ from ascend_jax.runtime.peers import (
     memcpy_peer,
     peer_access_status,
 )
+from ascend_jax.runtime.pool_stats import PoolStats, mem_pool_stats
 from ascend_jax.runtime.pools import (
     PoolReuse,
-    PoolStats,
     mem_pool_alloc,
     mem_pool_create,
     mem_pool_destroy,
     mem_pool_free,
     mem_pool_set_release_threshold,
-    mem_pool_stats,
     mem_pool_trim,
 )
 from ascend_jax.runtime.program import Program, program_from_rows

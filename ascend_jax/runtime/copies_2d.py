@@ -32,7 +32,8 @@ def _copy_rows(
 ) -> tuple:
     dst_pitch, src_pitch, width, height = (jnp.asarray(number, jnp.int32) for number in shape)
     spans = tuple(
-        rows_range(pointer, pitch, width, height) for pointer, pitch in zip(pointers, (dst_pitch, src_pitch), strict=True)
+        rows_range(pointer, pitch, width, height)
+        for pointer, pitch in zip(pointers, (dst_pitch, src_pitch), strict=True)
     )
     payload = rows_range(layout.NULL, width, width, height)
     dst, src = (translate(card, span) for span in spans)

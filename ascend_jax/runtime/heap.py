@@ -155,6 +155,14 @@ def remove_all(heap: Heap, is_gone: jax.Array) -> Heap:
     return Heap(blocks, with_words(heap.words, words))
 
 
+def shorten(heap: Heap, gone: jax.Array) -> Heap:
+    """Return ``heap`` with some granules given back at the end of each block, int32 [M]; a block of no size goes."""
+    left = heap.blocks[HeapEntry.SIZE] - gone
+    words = {HeapWord.USED: heap.words[HeapWord.USED] - gone.sum(dtype=jnp.int32)}
+    blocks = with_entries(heap.blocks.T, {HeapEntry.SIZE: left}).T
+    return remove_all(Heap(blocks, with_words(heap.words, words)), (gone > 0) & (left == 0))
+
+
 def emptied(heap: Heap) -> Heap:
     """Return ``heap`` without any block."""
     blocks = with_entries(jnp.zeros_like(heap.blocks).T, {HeapEntry.START: FAR}).T

@@ -9,11 +9,13 @@ import enum
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ascend_jax.runtime import layout, status
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.edge import Site, packed, stage, verb
+from ascend_jax.runtime.freed import note_freed
 from ascend_jax.runtime.handles import has_context
 from ascend_jax.runtime.heap import block_at, find_gap, heap_of, holds, insert, largest_gap, remove, row_at, with_words
 from ascend_jax.runtime.host import host_now, spend
@@ -24,12 +26,11 @@ from ascend_jax.runtime.layout import (
     HUGE_PAGE,
     PAGE,
     Clock,
-    Freed,
     HeapEntry,
     HeapFlag,
     HeapWord,
 )
-from ascend_jax.runtime.ranges import Range, split_bytes
+from ascend_jax.runtime.ranges import MOST_GRANULES, Range, split_bytes
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState, Heap
 
@@ -104,16 +105,32 @@ def allocate(
     )
     ok = code == Code.SUCCESS
     is_out = code == Code.MEMORY_ALLOCATION
-    heap = note_shortage(heap, asked, site, is_out)
+    heap = note_shortage(card, heap, asked, site, is_out)
     heap = insert(heap, row, new_entry(card, first, taken, asked, site, flags), ok)
     return heap, jnp.where(ok, first, layout.NULL), code
 
 
-def note_shortage(heap: Heap, asked: tuple[jax.Array, jax.Array], site: Number, is_out: jax.Array) -> Heap:
-    """Remember what an allocation found that did not fit, for the report; ``is_out`` says whether there is one."""
+def note_shortage(
+    card: CardState,
+    heap: Heap,
+    asked: tuple[jax.Array, jax.Array],
+    site: Number,
+    is_out: jax.Array,
+    pool: tuple[Number, Number] = (0, 0),
+) -> Heap:
+    """Remember what an allocation found that did not fit, for the report; ``is_out`` says whether there is one.
+
+    Args:
+      card: The card, for the time.
+      heap: Where it did not fit.
+      asked: Whole granules and bytes beyond them.
+      site: Call site.
+      is_out: Whether it did not fit.
+      pool: Most granules that the pool asked may reserve, 0 = as many as there are, and what it has reserved.
+    """
 
     def noted(heap: Heap) -> jax.Array:
-        words = heap.words
+        words, now = heap.words, host_now(card)
         return with_words(
             words,
             {
@@ -124,10 +141,32 @@ def note_shortage(heap: Heap, asked: tuple[jax.Array, jax.Array], site: Number, 
                 HeapWord.SHORT_IDLE: words[HeapWord.IDLE],
                 HeapWord.SHORT_SITE: site,
                 HeapWord.SHORTAGES: words[HeapWord.SHORTAGES] + 1,
+                HeapWord.SHORT_HIGH: 0,
+                HeapWord.SHORT_LIMIT: pool[0],
+                HeapWord.SHORT_HELD: pool[1],
+                HeapWord.SHORT_HI: now.hi,
+                HeapWord.SHORT_LO: now.lo,
             },
         )
 
     return Heap(heap.blocks, lax.cond(is_out, noted, lambda heap: heap.words, heap))
+
+
+@stage(static=("memory",), reads=("status",), changes=("hbm", "host"))
+def _note_request(card: CardState, request: jax.Array, *, memory: str) -> CardState:
+    high, whole = request
+    heap = card.host if memory == "host" else card.hbm
+    words = with_words(heap.words, {HeapWord.SHORT_HIGH: high, HeapWord.SHORT_WHOLE: whole})
+    words = jnp.where(status.last_code(card) == Code.MEMORY_ALLOCATION, words, heap.words)
+    return dataclasses.replace(card, **{memory: Heap(heap.blocks, words)})
+
+
+def with_request(card: CardState, nbytes: Number, memory: str = "hbm") -> CardState:
+    """Return the card after a call that asked for ``nbytes``, with the report saying so even past 128 GiB."""
+    if not isinstance(nbytes, int | np.integer) or nbytes >> GRANULE_SHIFT <= MOST_GRANULES:
+        return card
+    high, whole = divmod(min(int(nbytes) >> GRANULE_SHIFT, 2**61), 1 << 31)
+    return _note_request(card, packed(high, whole), memory=memory)
 
 
 @stage(static=("is_padded",), reads=("chip", "device", "contexts"), changes=("hbm", "clock", "status"))
@@ -135,7 +174,9 @@ def _malloc(card: CardState, request: jax.Array, *, is_padded: bool) -> tuple:
     whole, rest, policy, site = request
     policy = policy & ~_FLAGS
     is_known = (policy >= 0) & (policy <= MallocPolicy.HUGE1G_ONLY_P2P)
-    is_giant = is_known & (policy >= MallocPolicy.HUGE1G_ONLY)
+    by_size = jnp.where(whole >= HUGE_PAGE, int(MallocPolicy.HUGE_ONLY), int(MallocPolicy.NORMAL_ONLY))
+    policy = jnp.where(is_known, policy, by_size)
+    is_giant = policy >= MallocPolicy.HUGE1G_ONLY
     kind = jnp.where(policy >= MallocPolicy.HUGE_FIRST_P2P, policy - MallocPolicy.HUGE_FIRST_P2P, policy)
     pad = jnp.where(is_giant, 0, card.chip["malloc_pad_bytes"].astype(jnp.int32)) if is_padded else 0
     size = whole + (((rest + 31) & ~31) + pad + GRANULE_BYTES - 1 >> GRANULE_SHIFT)
@@ -143,7 +184,7 @@ def _malloc(card: CardState, request: jax.Array, *, is_padded: bool) -> tuple:
     is_huge = (kind == MallocPolicy.HUGE_ONLY) | ((kind == MallocPolicy.HUGE_FIRST) & is_big)
     page = jnp.where(is_giant, GIANT_PAGE, jnp.where(is_huge, HUGE_PAGE, PAGE))
     falls_back = ~is_giant & (kind == MallocPolicy.HUGE_FIRST) & is_big
-    wrong = status.first_code((~has_context(card), Code.RT_CONTEXT_NULL), (~is_known, Code.INVALID_PARAM))
+    wrong = status.first_code((~has_context(card), Code.RT_CONTEXT_NULL))
     tries: list[tuple[jax.Array, Number]] = [(size, page), (jnp.where(falls_back, size, 0), PAGE)]
     heap, pointer, code = allocate(card, card.hbm, (whole, rest), tries, wrong, site)
     card = spend(dataclasses.replace(card, hbm=heap), card.chip["host_malloc_ns"])
@@ -168,31 +209,6 @@ def release(card: CardState, heap: Heap, pointer: Number, refused: Number) -> tu
     pointer = jnp.asarray(pointer, jnp.int32)
     code = status.first_code((pointer == layout.NULL, Code.INVALID_PARAM), (~found | is_other, Code.RT_PARAM_INVALID))
     return remove(heap, row, code == Code.SUCCESS), entry, code
-
-
-def note_freed(card: CardState, entry: jax.Array, site: Number, is_freed: jax.Array) -> CardState:
-    """Remember a block that was given back, so that a checker can find work that still used it."""
-    rows = card.freed.shape[0] - 1
-    total = card.freed[rows, 0]
-    now = host_now(card)
-    facts = [
-        entry[HeapEntry.START],
-        entry[HeapEntry.ASKED],
-        entry[HeapEntry.REST],
-        entry[HeapEntry.SITE],
-        site,
-        entry[HeapEntry.BORN],
-        card.clock[Clock.ENQUEUED],
-        now.hi,
-        now.lo,
-    ]
-    assert len(facts) == len(Freed)
-    header = jnp.where(jnp.arange(len(Freed)) == 0, total + jnp.where(is_freed, 1, 0), 0)
-    fact_row = jnp.stack([jnp.asarray(fact, jnp.int32) for fact in facts])
-    index = jnp.arange(rows + 1)[:, None]
-    written = (index == total % rows) & is_freed
-    freed = jnp.where(index == rows, header[None], jnp.where(written, fact_row[None], card.freed))
-    return dataclasses.replace(card, freed=freed)
 
 
 @stage(changes=("hbm", "clock", "status", "freed"))
@@ -227,8 +243,10 @@ def malloc(
     - ``HUGE_FIRST``: 4 KiB pages up to 1 MiB; above, 2 MiB pages, or 4 KiB pages if those do not fit;
     - ``HUGE_ONLY``: 2 MiB pages; ``NORMAL_ONLY``: 4 KiB pages; ``HUGE1G_ONLY``: 1 GiB pages without the extra bytes.
 
-    The P2P variants use the same pages. Of a policy, :class:`PolicyFlag` bits are accepted and ignored. A block begins
-    at a multiple of its page, at the lowest address where it fits. Contents are whatever was there before.
+    The P2P variants use the same pages. Of a policy, :class:`PolicyFlag` bits are accepted and ignored; any other value
+    is no error, as documented: from 2 MiB on it means huge pages only, below that normal ones (CANN,
+    aclrtMemMallocPolicy). A block begins at a multiple of its page, at the lowest address where it fits. Contents are
+    whatever was there before.
 
     Args:
       card: The card.
@@ -238,8 +256,8 @@ def malloc(
 
     Returns:
       The card and a pointer: an int32 that counts granules of 64 bytes (``ptr + 1`` is 64 bytes further), 0 on failure.
-      Status 107002 without a current context, 100000 for a size of 0 or less or an unknown policy, 207001 when no
-      range is large enough (``aj.out_of_memory(card)`` says what there was).
+      Status 107002 without a current context, 100000 for a size of 0 or less, 207001 when no range is large
+      enough (``aj.out_of_memory(card)`` says what there was), 900004 when the card's ``max_blocks`` are in use.
 
     >>> import ascend_jax as aj
     >>> card, ptr = aj.malloc(aj.init(aj.chip("Ascend910B2")), 8 << 20)
@@ -247,7 +265,8 @@ def malloc(
     >>> (total - free) >> 20
     12
     """
-    return _malloc(card, packed(*split_bytes(nbytes), policy, site), is_padded=True)
+    card, pointer = _malloc(card, packed(*split_bytes(nbytes), policy, site), is_padded=True)
+    return with_request(card, nbytes), pointer
 
 
 @verb
@@ -259,7 +278,8 @@ def malloc_align32(
     site: Site = None,
 ) -> tuple[CardState, jax.Array]:
     """Allocate device memory without the extra bytes (``aclrtMallocAlign32``); otherwise as :func:`malloc`."""
-    return _malloc(card, packed(*split_bytes(nbytes), policy, site), is_padded=False)
+    card, pointer = _malloc(card, packed(*split_bytes(nbytes), policy, site), is_padded=False)
+    return with_request(card, nbytes), pointer
 
 
 @verb
@@ -277,7 +297,8 @@ def free(card: CardState, pointer: int | jax.Array, *, site: Site = None) -> Car
 @verb
 def malloc_host(card: CardState, nbytes: int | jax.Array, *, site: Site = None) -> tuple[CardState, jax.Array]:
     """Allocate pinned host memory (``aclrtMallocHost``); its pointers are negative. Freed with ``free_host``."""
-    return _malloc_host(card, packed(*split_bytes(nbytes), 0, site))
+    card, pointer = _malloc_host(card, packed(*split_bytes(nbytes), 0, site))
+    return with_request(card, nbytes, "host"), pointer
 
 
 @verb
@@ -287,7 +308,8 @@ def malloc_pageable(card: CardState, nbytes: int | jax.Array, *, site: Site = No
     It lies beside pinned memory, and :func:`host_register` pins it. An asynchronous copy from or to it is no
     asynchronous copy: see :func:`memcpy_async`. Freed with ``free_host``.
     """
-    return _malloc_host(card, packed(*split_bytes(nbytes), int(HeapFlag.PAGEABLE), site))
+    card, pointer = _malloc_host(card, packed(*split_bytes(nbytes), int(HeapFlag.PAGEABLE), site))
+    return with_request(card, nbytes, "host"), pointer
 
 
 @verb

@@ -91,11 +91,14 @@ class OutOfMemory:
     shortages: int  # allocations that did not fit so far
     memory: str  # "device" or "host"
     owners: tuple[Owner, ...]
+    limit_bytes: int | None = None  # most that the pool or the cache asked may reserve, if that was too little
+    held_bytes: int | None = None  # what it had reserved then
 
     def __str__(self) -> str:
+        limit = "" if self.limit_bytes is None else f"limit {self.limit_bytes}, {self.held_bytes} of it reserved, "
         numbers = (
             f"{self.requested_bytes} bytes of {self.memory} memory requested at {self.site or 'unknown site'}, "
-            f"{self.free_bytes} free, {self.largest_free_bytes} in the largest free block, "
+            f"{limit}{self.free_bytes} free, {self.largest_free_bytes} in the largest free block, "
             f"{self.reserved_unused_bytes} reserved by pools but unused"
         )
         most = ", ".join(f"{one.site} {one.nbytes} in {one.blocks}" for one in self.owners[:OWNERS])
@@ -196,7 +199,7 @@ def out_of_memory(card: CardState, *, memory: str | None = None) -> OutOfMemory 
 
     Args:
       card: One card.
-      memory: "device" or "host"; by default device memory if something did not fit there, else host memory.
+      memory: "device" or "host"; by default the one where something did not fit last.
 
     Raises:
       ValueError: ``memory`` is neither "device" nor "host", or the card has batch axes.
@@ -208,22 +211,29 @@ def out_of_memory(card: CardState, *, memory: str | None = None) -> OutOfMemory 
     (100, True)
     """
     names = ("device", "host") if memory is None else (memory,)
-    for name in names:
-        heap = _heap(card, name)
-        words = np.asarray(heap.words, np.int64)
-        if words[HeapWord.SHORTAGES]:
-            requested = words[HeapWord.SHORT_WHOLE] * GRANULE_BYTES + words[HeapWord.SHORT_REST]
-            return OutOfMemory(
-                requested_bytes=int(requested),
-                free_bytes=int(words[HeapWord.SHORT_FREE]) * GRANULE_BYTES,
-                largest_free_bytes=int(words[HeapWord.SHORT_LARGEST]) * GRANULE_BYTES,
-                reserved_unused_bytes=int(words[HeapWord.SHORT_IDLE]) * GRANULE_BYTES,
-                site=callsite.text(int(words[HeapWord.SHORT_SITE])),
-                shortages=int(words[HeapWord.SHORTAGES]),
-                memory=name,
-                owners=_owners(heap),
-            )
-    return None
+    short = [name for name in names if _words(card, name)[HeapWord.SHORTAGES]]
+    if not short:
+        return None
+    name = max(short, key=lambda name: _words(card, name)[[HeapWord.SHORT_HI, HeapWord.SHORT_LO]].tolist())
+    words = _words(card, name)
+    whole = (int(words[HeapWord.SHORT_HIGH]) << 31) + int(words[HeapWord.SHORT_WHOLE])
+    limit = int(words[HeapWord.SHORT_LIMIT]) * GRANULE_BYTES
+    return OutOfMemory(
+        requested_bytes=whole * GRANULE_BYTES + int(words[HeapWord.SHORT_REST]),
+        free_bytes=int(words[HeapWord.SHORT_FREE]) * GRANULE_BYTES,
+        largest_free_bytes=int(words[HeapWord.SHORT_LARGEST]) * GRANULE_BYTES,
+        reserved_unused_bytes=int(words[HeapWord.SHORT_IDLE]) * GRANULE_BYTES,
+        site=callsite.text(int(words[HeapWord.SHORT_SITE])),
+        shortages=int(words[HeapWord.SHORTAGES]),
+        memory=name,
+        owners=_owners(_heap(card, name)),
+        limit_bytes=limit or None,
+        held_bytes=int(words[HeapWord.SHORT_HELD]) * GRANULE_BYTES if limit else None,
+    )
+
+
+def _words(card: CardState, memory: str) -> np.ndarray:
+    return np.asarray(_heap(card, memory).words, np.int64)
 
 
 def _heap(card: CardState, memory: str) -> Heap:

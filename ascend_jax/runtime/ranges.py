@@ -77,7 +77,7 @@ def rows_range(pointer: Number, pitch: jax.Array, width: jax.Array, height: jax.
 
 
 def product(count: jax.Array, nbytes: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return ``count * nbytes`` bytes as (granules, rest); (-1, 0) if that is more than a card has; both int32, >= 0."""
+    """Return ``count * nbytes`` bytes, int32 of 0 or more, as (granules, rest); (-1, 0) for more than a card has."""
     is_huge = count.astype(jnp.float32) * nbytes / GRANULE_BYTES >= MOST_GRANULES - GRANULE_BYTES * 1024
     count_whole, count_rest = count >> GRANULE_SHIFT, count & (GRANULE_BYTES - 1)
     nbytes_whole, nbytes_rest = nbytes >> GRANULE_SHIFT, nbytes & (GRANULE_BYTES - 1)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from ascend_jax.runtime import layout, status
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.edge import Site, packed, stage, verb
+from ascend_jax.runtime.freed import note_freed
 from ascend_jax.runtime.handles import has_context
 from ascend_jax.runtime.heap import FAR, block_at, change, remove, row_at
 from ascend_jax.runtime.host import spend
@@ -25,7 +26,7 @@ from ascend_jax.runtime.layout import (
     Virtual,
     VirtualKind,
 )
-from ascend_jax.runtime.memory import allocate
+from ascend_jax.runtime.memory import allocate, with_request
 from ascend_jax.runtime.ranges import split_bytes
 from ascend_jax.runtime.rows import Number, get_row, put_if
 from ascend_jax.runtime.state import CardState
@@ -153,7 +154,7 @@ def _map(card: CardState, request: jax.Array) -> CardState:
     return status.note(card, code, site)
 
 
-@stage(changes=("virtual", "hbm", "clock", "status"))
+@stage(changes=("virtual", "hbm", "clock", "status", "freed"))
 def _unmap(card: CardState, request: jax.Array) -> CardState:
     pointer, site = request
     found, row = _row_at(card, VirtualKind.MAPPING, pointer)
@@ -162,8 +163,10 @@ def _unmap(card: CardState, request: jax.Array) -> CardState:
     virtual = put_if(ok, card.virtual, row, jnp.zeros(len(Virtual), jnp.int32))
     card = dataclasses.replace(card, virtual=virtual)
     is_block, block = row_at(card.hbm, handle)
-    is_condemned = (block_at(card.hbm, block)[HeapEntry.FLAGS] & HeapFlag.CONDEMNED) != 0
-    hbm = remove(card.hbm, block, ok & is_block & is_condemned & ~_is_mapped(card, handle))
+    entry, is_last = block_at(card.hbm, block), ok & is_block & ~_is_mapped(card, handle)
+    card = note_freed(card, entry, site, is_last)  # from here on no address leads to it
+    is_condemned = (entry[HeapEntry.FLAGS] & HeapFlag.CONDEMNED) != 0
+    hbm = remove(card.hbm, block, is_last & is_condemned)
     card = spend(dataclasses.replace(card, hbm=hbm), card.chip["host_free_ns"])
     return status.note(card, code, site)
 
@@ -207,7 +210,8 @@ def malloc_physical(
       :func:`mem_allocation_granularity`.
     """
     page = GIANT_PAGE if giant else HUGE_PAGE
-    return _malloc_physical(card, packed(*split_bytes(nbytes), site), page=page)
+    card, handle = _malloc_physical(card, packed(*split_bytes(nbytes), site), page=page)
+    return with_request(card, nbytes), handle
 
 
 @verb

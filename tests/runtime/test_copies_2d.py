@@ -53,7 +53,7 @@ def test_a_span_past_int32_is_refused_under_jit(kit):
 
 def test_products_and_spans_are_those_of_python():
     numbers = [0, 1, 2, 63, 64, 65, 4097, 65537, (1 << 20) + 3, 5_242_880, 2**30 + 1, 2**31 - 1]
-    pairs = [pair for pair in itertools.product(numbers, numbers)]
+    pairs = list(itertools.product(numbers, numbers))
     ones, others = (jnp.array(column, jnp.int32) for column in zip(*pairs, strict=True))
     whole, rest = product(ones, others)
     span = rows_range(1, others, jnp.minimum(others, 77), ones)
