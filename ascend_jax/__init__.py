@@ -27,18 +27,15 @@ from ascend_jax.ops.attention.flash import flash_attention
 from ascend_jax.ops.tensor import Tensor, tensor
 from ascend_jax.runtime import static
 from ascend_jax.runtime.allocator_options import AllocatorOptions, parse_allocator_options
-from ascend_jax.runtime.caching_allocator import (
+from ascend_jax.runtime.caching_allocator import cache_alloc, cache_free, caching_allocator, record_stream
+from ascend_jax.runtime.caching_reports import (
     CacheOutOfMemory,
-    CachingAllocator,
-    cache_alloc,
-    cache_free,
-    caching_allocator,
-    empty_cache,
     memory_snapshot,
     memory_stats,
-    record_stream,
     reset_peak_memory_stats,
 )
+from ascend_jax.runtime.caching_segments import empty_cache
+from ascend_jax.runtime.caching_state import CachingAllocator
 from ascend_jax.runtime.callbacks import launch_callback, process_report, subscribe_report, unsubscribe_report
 from ascend_jax.runtime.capture import capture_begin, capture_end, capture_info
 from ascend_jax.runtime.codes import AscendError, Code, ParameterError

@@ -69,6 +69,14 @@ def find_gap(heap: Heap, sizes: jax.Array, aligns: jax.Array) -> Gap:
     return Gap(row != FAR, row, (start + align - 1) & -align, size)
 
 
+def gap_at(heap: Heap, first: Number, size: Number) -> Gap:
+    """Return the gap that holds ``size`` granules from granule ``first`` on."""
+    opening, closing = gaps(heap)
+    rows = jnp.arange(opening.shape[0])
+    fits = (opening <= first) & (first < closing) & (size <= closing - first) & (rows <= heap.words[HeapWord.COUNT])
+    return Gap(fits.any(), jnp.argmax(fits), jnp.asarray(first, jnp.int32), jnp.asarray(size, jnp.int32))
+
+
 def largest_gap(heap: Heap) -> jax.Array:
     """Return the length of the longest run of free granules."""
     opening, closing = gaps(heap)

@@ -17,7 +17,18 @@ from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.edge import Site, packed, stage, verb
 from ascend_jax.runtime.freed import note_freed
 from ascend_jax.runtime.handles import has_context
-from ascend_jax.runtime.heap import block_at, find_gap, heap_of, holds, insert, largest_gap, remove, row_at, with_words
+from ascend_jax.runtime.heap import (
+    block_at,
+    find_gap,
+    gap_at,
+    heap_of,
+    holds,
+    insert,
+    largest_gap,
+    remove,
+    row_at,
+    with_words,
+)
 from ascend_jax.runtime.host import host_now, spend
 from ascend_jax.runtime.layout import (
     GIANT_PAGE,
@@ -189,6 +200,21 @@ def _malloc(card: CardState, request: jax.Array, *, is_padded: bool) -> tuple:
     heap, pointer, code = allocate(card, card.hbm, (whole, rest), tries, wrong, site)
     card = spend(dataclasses.replace(card, hbm=heap), card.chip["host_malloc_ns"])
     return status.note(card, code, site), pointer
+
+
+@stage(reads=("chip", "device"), changes=("hbm", "clock"))
+def _malloc_at(card: CardState, request: jax.Array) -> tuple:
+    first, size, site = request
+    gap = gap_at(card.hbm, first, size)
+    ok = gap.is_found & (card.hbm.words[HeapWord.COUNT] < card.hbm.blocks.shape[1])
+    heap = insert(card.hbm, gap.row, new_entry(card, first, size, (size, 0), site), ok)
+    card = spend(dataclasses.replace(card, hbm=heap), card.chip["host_malloc_ns"])
+    return card, jnp.where(ok, first, layout.NULL)
+
+
+def malloc_at(card: CardState, first: int, nbytes: int, site: Site) -> tuple[CardState, jax.Array]:
+    """Allocate whole granules at a given place, for an allocator that grows there; 0 and no status if it is taken."""
+    return _malloc_at(card, packed(first, nbytes // GRANULE_BYTES, site))
 
 
 @stage(changes=("host", "clock", "status"))

@@ -104,6 +104,9 @@ def test_rounding_to_parts_of_a_power_of_two(card, nbytes, rounded):
     ("expandable_segments:yes", ["True or False"]), ("roundup_power2_divisions:3", ["power of two"]),
     ("segment_size_mb:513", ["20 to 512"]), ("page_size:2m", ["1g"]), ("per_process_memory_fraction:2", ["0.0 to 1.0"]),
     ("max_split_size_mb:64,max_split_size_mb:64", ["twice"]),
+    ("pinned_max_cached_size_mb:banana", ["pinned_max_cached_size_mb:banana", "whole number"]),
+    ("pinned_mem_register:1", ["True or False"]),
+    ("segment_size_mb:40,large_segment_size_mb:40", ["large_segment_size_mb:40", "other name"]),
 ])  # fmt: skip
 def test_options_that_are_refused(card, text, words):
     with pytest.raises(ValueError) as caught:
@@ -182,27 +185,97 @@ def test_running_out_tells_the_truth(card):
     s = Session(card, "per_process_memory_fraction:0.5", pad_bytes=0)
     kept = s.alloc(30 << 30)
     s.free(s.alloc(1 << 30))
-    before = aj.memory_stats(s.cache), s.taken
+    before = s.cache, s.taken
     with pytest.raises(aj.CacheOutOfMemory, match="207001") as caught:
         s.alloc(3 << 30)
     report = caught.value.report
-    assert (report.requested_bytes, report.free_bytes, report.reserved_unused_bytes) == (3 << 30, 1 << 30, 1 << 30)
-    assert report.largest_free_bytes == (64 << 30) - 2 * MIB - (31 << 30)
+    assert (report.requested_bytes, report.free_bytes, report.reserved_unused_bytes) == (3 << 30, 2 << 30, 0)
+    assert (report.largest_free_bytes, report.limit_bytes, report.held_bytes) == (2 << 30, 32 << 30, 30 << 30)
     assert [(one.nbytes, one.blocks) for one in report.owners] == [(30 << 30, 1)]
     assert "test_caching_allocator.py" in report.owners[0].site and '"requested_bytes": 3221225472' in report.to_json()
-    assert (aj.memory_stats(s.cache), s.taken) == before
+    assert (s.cache, s.taken) == before, "what was passed in is as it was"
+    s.cache, s.card = caught.value.cache, caught.value.card
+    stats = aj.memory_stats(s.cache)
+    assert (stats["num_ooms"], stats["num_alloc_retries"], report.shortages) == (1, 1, 1)
+    assert s.mib("reserved_bytes") == 30 << 10 and s.taken == 30 << 30
     s.free(kept)
     assert s.alloc(3 << 30)
 
 
 def test_garbage_collection_frees_the_oldest_segments(card):
-    s = Session(card, "garbage_collection_threshold:0.5", pad_bytes=0)
+    s = Session(card, "garbage_collection_threshold:0.55", pad_bytes=0)  # 35.2 GiB
+    s.card, side = aj.create_stream(s.card)
     old, young = s.alloc(20 << 30), s.alloc(15 << 30)
     s.free(old)
-    s.alloc(100)  # the old one ages by a segment
+    s.free(s.alloc(2 * MIB, side))
+    s.alloc(2 * MIB, side)  # the old one ages by two searches, one of which finds a block
+    assert [block.age for block in s.cache.blocks.values() if block.size == 20 << 30] == [2]
     s.free(young)
+    s.alloc(100 * MIB, side), s.alloc(200 * MIB, side)
     s.alloc(21 << 30)
-    assert sorted(segment.size >> 30 for segment in s.cache.segments.values()) == [0, 15, 21]
+    assert sorted(segment.size >> 30 for segment in s.cache.segments.values()) == [0, 0, 0, 15, 21]
+
+
+def test_a_donated_card_goes_on_after_it_ran_out():
+    card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0, max_commands=16, max_blocks=16, donate=True)
+    s = Session(card, pad_bytes=0)
+    with pytest.raises(aj.CacheOutOfMemory) as caught:
+        s.alloc(70 << 30)
+    s.cache, s.card = caught.value.cache, caught.value.card
+    assert s.alloc(1 << 30) and aj.memory_stats(s.cache)["num_ooms"] == 1
+    aj.raise_if_error(s.card)
+
+
+@pytest.mark.parametrize(("options", "first", "second"), [
+    ("garbage_collection_threshold:0.3", 60 * MIB, 64 * MIB), ("max_split_size_mb:20", 60 * MIB, 40 * MIB),
+    ("", 60 * MIB, 64 * MIB),
+])  # fmt: skip
+def test_nothing_is_given_back_to_the_device_under_running_work(options, first, second):
+    chip = aj.chip("Ascend910B2").replace(hbm_bytes=100 * MIB)
+    now = aj.init(chip, hbm_backing_bytes=98 * MIB, host_backing_bytes=0, max_commands=64, max_blocks=16)
+    now, side = aj.create_stream(now)
+    s = Session(now, options, pad_bytes=0)
+    a = s.alloc(first)
+    for _ in range(8):
+        s.card = aj.memset_async(s.card, a, 1, first, 0)
+    s.free(a)
+    s.alloc(second, side)
+    s.card = aj.synchronize_device(s.card)
+    assert aj.freed_in_use(s.card) == []
+    aj.raise_if_error(s.card)
+
+
+def test_an_expandable_segment_grows_where_it_ends_and_not_in_a_lower_hole(card):
+    s = Session(card, "expandable_segments:True", pad_bytes=0)
+    s.card, plain = aj.malloc(s.card, 39 * MIB)
+    a = s.alloc(20 * MIB)
+    s.free(a)
+    s.card = aj.free(s.card, plain)
+    assert s.alloc(30 * MIB) == a and s.mib("reserved_bytes") == 30
+
+
+def test_an_expandable_segment_needs_one_free_run(card):
+    chip = aj.chip("Ascend910B2").replace(hbm_bytes=102 * MIB)
+    s = Session(aj.init(chip, hbm_backing_bytes=0, max_commands=16, max_blocks=16), "expandable_segments:True", 0)
+    s.card, low = aj.malloc_align32(s.card, 40 * MIB)
+    s.card, _ = aj.malloc_align32(s.card, 20 * MIB)
+    s.card = aj.free(s.card, low)
+    with pytest.raises(aj.CacheOutOfMemory) as caught:  # two runs of 40 MiB; on a card their pages would be mapped
+        s.alloc(60 * MIB)
+    assert (caught.value.report.free_bytes, caught.value.report.largest_free_bytes) == (80 * MIB, 40 * MIB)
+
+
+def test_the_pointer_of_nothing_is_freed_without_effect(card):
+    s = Session(card)
+    before = s.cache
+    s.free(s.alloc(0))
+    assert s.cache == before
+
+
+@pytest.mark.parametrize("nbytes", [1.5, True, "8", None])
+def test_a_size_is_a_whole_number(card, nbytes):
+    with pytest.raises(TypeError, match="whole number"):
+        Session(card).alloc(nbytes)
 
 
 @pytest.mark.parametrize("call", ["free twice", "free foreign", "record freed", "stream", "negative"])

@@ -220,6 +220,36 @@ def test_running_out_tells_the_truth(small_card):
         aj.out_of_memory(card, memory="hbm")
 
 
+@pytest.mark.parametrize("nbytes", [2**37, 2**40 + 7, 2**63 + 1])
+def test_the_report_says_what_was_asked_for_however_much(small_card, nbytes):
+    for call, memory in [(aj.malloc, "device"), (aj.malloc_align32, "device"), (aj.malloc_host, "host"),
+                         (aj.malloc_pageable, "host")]:  # fmt: skip
+        card, _ = call(small_card, nbytes)
+        report = aj.out_of_memory(card)
+        assert (report.requested_bytes, report.memory, report.limit_bytes) == (nbytes, memory, None)
+    card, _ = aj.malloc(card, HBM_BYTES)
+    assert aj.out_of_memory(card).requested_bytes == HBM_BYTES, "nothing is left of the call before"
+
+
+def test_the_latest_shortage_is_reported_whichever_memory_it_was_in(small_card):
+    card = aj.clear_error(aj.malloc(small_card, HBM_BYTES + 5)[0])
+    card, _ = aj.malloc_host(card, PINNED_BYTES + 7)
+    with pytest.raises(aj.AscendError, match=f"{PINNED_BYTES + 7} bytes of host memory"):
+        aj.raise_if_error(card)
+    card, _ = aj.malloc(aj.clear_error(card), HBM_BYTES + 9)
+    with pytest.raises(aj.AscendError, match=f"{HBM_BYTES + 9} bytes of device memory"):
+        aj.raise_if_error(card)
+
+
+@pytest.mark.parametrize("policy", [8, 99, 0x50, -1, -7, 0x2000])
+def test_a_policy_outside_the_enum_goes_by_the_size(small_card, policy):
+    free = aj.mem_get_info(small_card)[0]
+    for nbytes, taken in [(100, 4096), (2 * MIB - 1, 2 * MIB + 4096), (2 * MIB, 4 * MIB), (3 * MIB, 4 * MIB)]:
+        card, pointer = aj.malloc(small_card, nbytes, policy)
+        aj.raise_if_error(card)
+        assert free - aj.mem_get_info(card)[0] == taken and int(pointer) > 0
+
+
 def test_the_report_passes_through_jit(small_card):
     @jax.jit
     def ask(card, nbytes):
