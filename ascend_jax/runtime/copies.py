@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ascend_jax.runtime import bytes as hbm
 from ascend_jax.runtime import clock, layout
@@ -221,13 +222,18 @@ def wait_if_pageable(card: CardState, places: tuple[Range, Range], stream: Numbe
     return settle(card, Goal(stream=find_stream(card, stream)[1]), site)
 
 
+def _low_byte(value: Number) -> Number:
+    """Return what of a fill value counts; a Python int may have any size."""
+    return value & 255 if isinstance(value, int | np.integer) else value
+
+
 @verb
 def memset(
     card: CardState, dst: Number, value: Number, nbytes: Number, *, dst_offset: Number = 0, site: Site = None
 ) -> CardState:
     """Fill ``nbytes`` bytes with the low byte of ``value`` and block until it is done (``aclrtMemset``)."""
     card = make_room(card, site)
-    card = _set(card, byte_range(dst, dst_offset, nbytes), value, layout.NONE, site, is_blocking=True)
+    card = _set(card, byte_range(dst, dst_offset, nbytes), _low_byte(value), layout.NONE, site, is_blocking=True)
     return settle(card, Goal(stream=host_stream(card)), site)
 
 
@@ -244,4 +250,4 @@ def memset_async(
 ) -> CardState:
     """Queue a fill in ``stream`` (``aclrtMemsetAsync``)."""
     card = make_room(card, site, stream)
-    return _set(card, byte_range(dst, dst_offset, nbytes), value, stream, site, is_blocking=False)
+    return _set(card, byte_range(dst, dst_offset, nbytes), _low_byte(value), stream, site, is_blocking=False)

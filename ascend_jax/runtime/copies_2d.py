@@ -9,7 +9,7 @@ from ascend_jax.runtime.commands import Command, host_stream, operand_rows
 from ascend_jax.runtime.copies import check_copy, submit, transfer, wait_if_pageable
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.layout import Field, Kind, Pitch
-from ascend_jax.runtime.ranges import overlaps, rows_meet, rows_range, starts_at
+from ascend_jax.runtime.ranges import address, overlaps, rows_meet, rows_range, starts_at
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
@@ -17,6 +17,8 @@ from ascend_jax.runtime.synchronize import make_room, settle
 from ascend_jax.runtime.translation import translate
 
 MOST_WIDTH, MOST_HEIGHT = 5_000_000, 5_242_880  # of an asynchronous copy (CANN, aclrtMemcpy2dAsync)
+
+NO_ROWS_INSIDE = frozenset({"310", "310B", "310P", "910 first gen"})  # rows inside the device: from A2 on (CANN)
 
 
 @stage(static=("is_blocking", "is_traced"))
@@ -43,9 +45,11 @@ def _copy_rows(
     same = starts_at(dst, src) & is_alike
     meet = jnp.where(is_alike, rows_meet(dst, src, dst_pitch, width, height), overlaps(dst, src))
     code, slot = check_copy(card, dst, src, stream, is_blocking, is_traced, meet & ~same)
+    on_device = (dst.pointer > layout.NULL) & (src.pointer > layout.NULL)
     rules = first_code(
         ((width < 0) | (height < 0) | is_wide, Code.INVALID_PARAM),
         (is_large & (not is_blocking), Code.RT_PARAM_INVALID),
+        (on_device & (card.chip.family in NO_ROWS_INSIDE), Code.FEATURE_NOT_SUPPORT),
     )
     moving = transfer(card, payload.as_int32(), dst.pointer < layout.NULL, src.pointer < layout.NULL)
     pitches = {Pitch.DST: dst_pitch, Pitch.SRC: src_pitch, Pitch.WIDTH: width, Pitch.ROWS: height}
@@ -75,6 +79,7 @@ def memcpy2d(
     Status as :func:`memcpy` for the two spans from first to last byte; 100000 for a width above a pitch or a negative
     count (CANN, aclrtMemcpy2d). Rows of one pitch may lie between each other as long as no byte is both read and
     written; with two pitches the spans must not overlap (107000; that code is this runtime's choice).
+    207000 for rows inside the device on products before A2, which do not copy them (the code is this runtime's choice).
 
     >>> import numpy as np
     >>> import ascend_jax as aj
@@ -86,7 +91,9 @@ def memcpy2d(
     [0, 1, 0, 8, 9, 0, 16, 17, 0, 24, 25]
     """
     card, shape = make_room(card, site), (dst_pitch, src_pitch, width, height)
-    card, _ = _copy_rows(card, (dst, src), shape, layout.NONE, site, is_blocking=True, is_traced=False)
+    card, _ = _copy_rows(
+        card, (address(dst), address(src)), shape, layout.NONE, site, is_blocking=True, is_traced=False
+    )
     return settle(card, Goal(stream=host_stream(card)), site)
 
 
@@ -109,5 +116,7 @@ def memcpy2d_async(
     """
     is_traced = concrete(card.host.words) is None
     card, shape = make_room(card, site, stream), (dst_pitch, src_pitch, width, height)
-    card, spans = _copy_rows(card, (dst, src), shape, stream, site, is_blocking=False, is_traced=is_traced)
+    card, spans = _copy_rows(
+        card, (address(dst), address(src)), shape, stream, site, is_blocking=False, is_traced=is_traced
+    )
     return wait_if_pageable(card, spans, stream, site)

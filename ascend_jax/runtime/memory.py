@@ -41,7 +41,7 @@ from ascend_jax.runtime.layout import (
     HeapFlag,
     HeapWord,
 )
-from ascend_jax.runtime.ranges import MOST_GRANULES, Range, split_bytes
+from ascend_jax.runtime.ranges import MOST_GRANULES, Range, address, split_bytes
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState, Heap
 
@@ -253,6 +253,12 @@ def _free_host(card: CardState, request: jax.Array) -> CardState:
     return status.note(spend(card, card.chip["host_free_ns"]), code, site)
 
 
+def _known(policy: Number) -> Number:
+    """Return a policy as given; -1 for a number that int32 does not hold, which is outside the enum as well."""
+    is_far = isinstance(policy, int | np.integer) and not -(2**31) <= policy < 2**31
+    return -1 if is_far else policy
+
+
 @verb
 def malloc(
     card: CardState,
@@ -291,7 +297,7 @@ def malloc(
     >>> (total - free) >> 20
     12
     """
-    card, pointer = _malloc(card, packed(*split_bytes(nbytes), policy, site), is_padded=True)
+    card, pointer = _malloc(card, packed(*split_bytes(nbytes), _known(policy), site), is_padded=True)
     return with_request(card, nbytes), pointer
 
 
@@ -304,7 +310,7 @@ def malloc_align32(
     site: Site = None,
 ) -> tuple[CardState, jax.Array]:
     """Allocate device memory without the extra bytes (``aclrtMallocAlign32``); otherwise as :func:`malloc`."""
-    card, pointer = _malloc(card, packed(*split_bytes(nbytes), policy, site), is_padded=False)
+    card, pointer = _malloc(card, packed(*split_bytes(nbytes), _known(policy), site), is_padded=False)
     return with_request(card, nbytes), pointer
 
 
@@ -317,7 +323,7 @@ def free(card: CardState, pointer: int | jax.Array, *, site: Site = None) -> Car
     Status 100000 for the null pointer, 107000 for a pointer that is not the start of a live block or that belongs to a
     pool. (Freeing twice has been seen to return 0 on a real card; here it is an error, because it is always a mistake.)
     """
-    return _free(card, packed(pointer, site))
+    return _free(card, packed(address(pointer), site))
 
 
 @verb
@@ -341,4 +347,4 @@ def malloc_pageable(card: CardState, nbytes: int | jax.Array, *, site: Site = No
 @verb
 def free_host(card: CardState, pointer: int | jax.Array, *, site: Site = None) -> CardState:
     """Give host memory back (``aclrtFreeHost``)."""
-    return _free_host(card, packed(pointer, site))
+    return _free_host(card, packed(address(pointer), site))

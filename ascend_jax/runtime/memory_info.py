@@ -34,17 +34,20 @@ class MemAttr(enum.IntEnum):
     HBM_P2P_NORMAL = 9
     HBM_HUGE1G = 10
     HBM_P2P_HUGE1G = 11
+    NORMAL = 12  # from here on: whatever memory the chip has
+    HUGE = 13
+    HUGE1G = 14
+    P2P_NORMAL = 15
+    P2P_HUGE = 16
+    P2P_HUGE1G = 17
 
 
-_PAGE_OF = {
-    MemAttr.HBM: 1,
-    MemAttr.HBM_NORMAL: 1,
-    MemAttr.HBM_P2P_NORMAL: 1,
-    MemAttr.HBM_HUGE: HUGE_PAGE,
-    MemAttr.HBM_P2P_HUGE: HUGE_PAGE,
-    MemAttr.HBM_HUGE1G: GIANT_PAGE,
-    MemAttr.HBM_P2P_HUGE1G: GIANT_PAGE,
-}
+_DDR_FAMILIES = frozenset({"310", "310B", "310P"})  # chips without HBM (CANN, aclrtGetMemInfo)
+
+
+def _page_of(attr: MemAttr) -> int:
+    name = attr.name
+    return GIANT_PAGE if name.endswith("1G") else HUGE_PAGE if name.endswith("HUGE") else 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +145,8 @@ def mem_get_info(card: CardState, attr: MemAttr | int = MemAttr.HBM) -> tuple[in
     """Return (free, total) bytes of device memory (``aclrtGetMemInfo``).
 
     Asked for huge pages, free are the bytes in whole free pages of 2 MiB or 1 GiB. A chip with HBM has no DDR to
-    allocate from, so those attributes give zeros (CANN, aclrtGetMemInfo).
+    allocate from, so those attributes give zeros; on a chip without HBM its attributes mean the DDR (CANN,
+    aclrtGetMemInfo).
 
     Raises:
       ValueError: The attribute is unknown, or the card has batch axes.
@@ -156,10 +160,10 @@ def mem_get_info(card: CardState, attr: MemAttr | int = MemAttr.HBM) -> tuple[in
     require_single(card)
     if attr not in MemAttr.__members__.values():
         raise ValueError(f"attr = {attr}: must be one of {', '.join(f'{one.name} {int(one)}' for one in MemAttr)}")
-    page = _PAGE_OF.get(MemAttr(attr))
-    if page is None:
+    attr = MemAttr(attr)
+    if attr.name.startswith("DDR") and card.chip.family not in _DDR_FAMILIES:
         return 0, 0
-    return _free_in_pages(card.hbm, page) * GRANULE_BYTES, int(card.hbm.words[HeapWord.END]) * GRANULE_BYTES
+    return _free_in_pages(card.hbm, _page_of(attr)) * GRANULE_BYTES, int(card.hbm.words[HeapWord.END]) * GRANULE_BYTES
 
 
 def hbm_peak_bytes(card: CardState) -> int:

@@ -35,7 +35,7 @@ from ascend_jax.runtime.pool_blocks import (
     stream_of,
     without_surplus,
 )
-from ascend_jax.runtime.ranges import split_bytes
+from ascend_jax.runtime.ranges import address, split_bytes
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.state import CardState, Heap
 from ascend_jax.runtime.status import first_code, first_failing
@@ -279,7 +279,7 @@ def mem_pool_free(card: CardState, pointer: Number, stream: Number, *, site: Sit
     Status 107003 for an unknown stream, 100000 for the null pointer, 107000 for what is no block in use.
     """
     _require_pools(card)
-    return _free(card, packed(pointer, stream, site))
+    return _free(card, packed(address(pointer), stream, site))
 
 
 @verb

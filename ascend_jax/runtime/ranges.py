@@ -44,8 +44,15 @@ class Range(NamedTuple):
         return Range(moved, offset - (granules << GRANULE_SHIFT), whole, rest, jnp.zeros_like(moved))
 
 
+def address(pointer: Number) -> Number:
+    """Return a pointer as given, or one at which nothing lies if it is a number that int32 does not hold."""
+    is_far = isinstance(pointer, int | np.integer) and not -(2**31) <= pointer < 2**31
+    return 2**31 - 1 if is_far else pointer
+
+
 def byte_range(pointer: Number, offset: Number, nbytes: Number) -> Range:
     """Return a range; Python ints may have any size, what no card has becomes a length below 0, to be refused."""
+    pointer = address(pointer)
     whole, rest = split_bytes(nbytes)
     if not isinstance(offset, int | np.integer):
         return Range(pointer, offset, whole, rest)
@@ -68,6 +75,7 @@ def rows_range(pointer: Number, pitch: jax.Array, width: jax.Array, height: jax.
 
     No step leaves int32: a length that no card has becomes one below 0, to be refused.
     """
+    pointer = address(pointer)
     is_some = (width > 0) & (height > 0)
     whole, rest = product(jnp.where(is_some, height - 1, 0), jnp.where(is_some, pitch, 0))
     width = jnp.where(is_some, width, 0)

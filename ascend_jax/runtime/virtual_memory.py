@@ -27,7 +27,7 @@ from ascend_jax.runtime.layout import (
     VirtualKind,
 )
 from ascend_jax.runtime.memory import allocate, with_request
-from ascend_jax.runtime.ranges import split_bytes
+from ascend_jax.runtime.ranges import address, split_bytes
 from ascend_jax.runtime.rows import Number, get_row, put_if
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
@@ -196,7 +196,7 @@ def release_mem_address(card: CardState, pointer: Number, *, site: Site = None) 
 
     Status 100000 for the null pointer, 107000 for what is no start of a reservation or while anything is mapped there.
     """
-    return _release(card, packed(pointer, site))
+    return _release(card, packed(address(pointer), site))
 
 
 @verb
@@ -217,7 +217,7 @@ def malloc_physical(
 @verb
 def free_physical(card: CardState, handle: Number, *, site: Site = None) -> CardState:
     """Give physical memory back, once it is mapped nowhere (``aclrtFreePhysical``); 107000 for an unknown handle."""
-    return _free_physical(card, packed(handle, site))
+    return _free_physical(card, packed(address(handle), site))
 
 
 @verb
@@ -227,10 +227,10 @@ def map_mem(card: CardState, pointer: Number, nbytes: Number, handle: Number, *,
     Status 100000 for a null pointer or handle; 107000 for an unknown handle, a size that is not that of the physical
     memory, an address that is no multiple of 2 MiB, not reserved or mapped already; 900005 if the table is full.
     """
-    return _map(card, packed(pointer, *split_bytes(nbytes), handle, site))
+    return _map(card, packed(address(pointer), *split_bytes(nbytes), address(handle), site))
 
 
 @verb
 def unmap_mem(card: CardState, pointer: Number, *, site: Site = None) -> CardState:
     """Undo a mapping (``aclrtUnmapMem``); 107000 if none starts at ``pointer``. Memory freed before goes now."""
-    return _unmap(card, packed(pointer, site))
+    return _unmap(card, packed(address(pointer), site))

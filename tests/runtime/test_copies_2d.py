@@ -108,6 +108,24 @@ def test_rows_between_rows_and_rows_on_themselves(kit):
         np.testing.assert_array_equal(after.memory, memory)
 
 
+def test_rows_inside_the_device_need_a_product_that_copies_them():
+    card = aj.init(aj.chip("Ascend910A"), hbm_backing_bytes=0, host_backing_bytes=1 << 12, max_commands=4)
+    card, a = aj.malloc(card, 4096)
+    card, pinned = aj.malloc_host(card, 4096)
+    assert int(aj.last_code(aj.memcpy2d(card, a, 64, a + 8, 64, 64, 2))) == aj.Code.FEATURE_NOT_SUPPORT
+    timing = aj.init(aj.chip("Ascend910A"), hbm_backing_bytes=0, host_backing_bytes=0, max_commands=4)
+    timing, b = aj.malloc(timing, 4096)
+    assert int(aj.last_code(aj.memcpy2d(timing, b, 64, b + 8, 64, 64, 2))) == aj.Code.FEATURE_NOT_SUPPORT
+    assert int(pinned) < 0
+
+
+@pytest.mark.parametrize("value", [2**31 + 5, 5 - 256, 2**64 + 5, 5])
+def test_of_a_fill_value_the_low_byte_counts(kit, value):
+    card, (a, _, _) = kit
+    _, out = aj.download(aj.memset(card, a, value, 4), a, (4,), np.uint8)
+    assert np.asarray(out).tolist() == [5] * 4
+
+
 def test_pageable_memory_at_an_offset_waits(kit):
     card, (a, _, _) = kit
     card, pinned = aj.malloc_host(card, 4096)

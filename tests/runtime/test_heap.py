@@ -137,6 +137,18 @@ def test_a_size_is_a_whole_number(small_card, nbytes):
         aj.malloc(small_card, nbytes)
 
 
+@pytest.mark.parametrize("pointer", [2**31, 2**40, -(2**31) - 1, 2**100])
+def test_pointers_beyond_int32_are_unknown(small_card, pointer):
+    card, good = aj.malloc(small_card, 4096)
+    calls = [aj.free(card, pointer), aj.free_host(card, pointer), aj.memset(card, pointer, 1, 64),
+             aj.memcpy(card, good, pointer, 64), aj.memcpy2d(card, pointer, 64, good, 64, 64, 2),
+             aj.mem_pool_free(card, pointer, 0), aj.host_register(card, pointer)[0], aj.unmap_mem(card, pointer),
+             aj.release_mem_address(card, pointer), aj.free_physical(card, pointer),
+             aj.upload(card, pointer, np.ones(4, np.uint8))]  # fmt: skip
+    assert [int(aj.last_code(each)) for each in calls] == [aj.Code.RT_PARAM_INVALID] * len(calls)
+    assert int(aj.last_code(aj.malloc(card, 64, pointer)[0])) == 0, "a policy outside the enum"
+
+
 def test_equal_calls_share_one_trace(small_card):
     @chex.assert_max_traces(n=1)
     def traced(card, nbytes, policy, pointer):
@@ -177,7 +189,13 @@ def test_what_is_free_by_page_size(small_card):
     assert (free, total) == (HBM_BYTES - 2 * MIB - 3 * MIB - 4096, HBM_BYTES)
     for asked, expected in [(attr.HBM_NORMAL, free), (attr.HBM_HUGE, 58 * MIB), (attr.HBM_HUGE1G, 0)]:
         assert aj.mem_get_info(card, asked) == (expected, total)
-    assert aj.mem_get_info(card, attr.DDR) == (0, 0)
+    assert aj.mem_get_info(card, attr.DDR) == aj.mem_get_info(card, attr.DDR_P2P_HUGE) == (0, 0)
+    for asked in ("NORMAL", "HUGE", "HUGE1G", "P2P_NORMAL", "P2P_HUGE", "P2P_HUGE1G"):
+        assert aj.mem_get_info(card, attr[asked]) == aj.mem_get_info(card, attr[f"HBM_{asked}"])
+    assert [int(attr[name]) for name in ("NORMAL", "P2P_HUGE1G")] == [12, 17]
+    without_hbm = aj.init(aj.chip("Ascend310P3"), hbm_backing_bytes=0, host_backing_bytes=0)
+    total = aj.mem_get_info(without_hbm)[1]
+    assert aj.mem_get_info(without_hbm, attr.DDR)[1] == aj.mem_get_info(without_hbm, attr.HBM_HUGE)[1] == total > 0
     with pytest.raises(ValueError, match="attr = 99"):
         aj.mem_get_info(card, 99)
 

@@ -120,3 +120,11 @@ def test_an_inconsistent_cache_is_noticed():
 def test_refused_shapes(counts):
     with pytest.raises(ValueError, match="= "):
         aj.paged_cache(*counts)
+
+
+@pytest.mark.parametrize("count", [2**31, 2**40])
+def test_counts_beyond_int32_are_refused(count):
+    cache = aj.paged_cache(pages=4, page_size=16, sequences=2)
+    assert int(aj.kv_extend(cache, 0, count)[1]) == aj.Code.MEMORY_ALLOCATION
+    assert int(aj.kv_extend(cache, count, 1)[1]) == int(aj.kv_free(cache, count)[1]) == aj.Code.RT_PARAM_INVALID
+    assert int(aj.kv_extend(cache, 0, -count)[1]) == aj.Code.INVALID_PARAM
