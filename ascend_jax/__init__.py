@@ -113,7 +113,15 @@ from ascend_jax.runtime.notifies import (
     record_notify,
     wait_and_reset_notify,
 )
-from ascend_jax.runtime.paged_kv import PagedCache, free_pages, kv_extend, kv_free, kv_slots, paged_cache
+from ascend_jax.runtime.paged_kv import (
+    PagedCache,
+    free_pages,
+    kv_extend,
+    kv_free,
+    kv_is_consistent,
+    kv_slots,
+    paged_cache,
+)
 from ascend_jax.runtime.peers import (
     can_access_peer,
     disable_peer_access,
@@ -148,6 +156,7 @@ from ascend_jax.runtime.streams import (
     stream_priority,
     stream_query,
 )
+from ascend_jax.runtime.synced_free import free_host_with_dev_sync, free_with_dev_sync
 from ascend_jax.runtime.synchronize import synchronize_device, synchronize_event, synchronize_stream
 from ascend_jax.runtime.threads import (
     create_thread,
@@ -247,9 +256,11 @@ __all__ = [
     "flash_attention",
     "free",
     "free_host",
+    "free_host_with_dev_sync",
     "free_local",
     "free_pages",
     "free_physical",
+    "free_with_dev_sync",
     "freed_in_use",
     "get_context",
     "hbm_peak_bytes",
@@ -270,6 +281,7 @@ __all__ = [
     "kernel_cost",
     "kv_extend",
     "kv_free",
+    "kv_is_consistent",
     "kv_slots",
     "last_code",
     "launch",

@@ -56,10 +56,10 @@ def _find(shared: IpcExports, key: str) -> Export:
 def _block_of(card: CardState, pointer: int, nbytes: int) -> tuple[int, ...] | None:
     """Return the facts of the live block that begins at ``pointer`` and holds the bytes, or None."""
     require_single(card)
-    pointer = address(pointer)
+    start = int(address(pointer))
     blocks = np.asarray(card.hbm.blocks)[:, : int(card.hbm.words[HeapWord.COUNT])]
-    (columns,) = np.nonzero(blocks[HeapEntry.START] == pointer)
-    if not len(columns) or not bool(is_live(card, translate(card, byte_range(pointer, 0, nbytes)))):
+    (columns,) = np.nonzero(blocks[HeapEntry.START] == start)
+    if not len(columns) or not bool(is_live(card, translate(card, byte_range(start, 0, nbytes)))):
         return None
     return tuple(blocks[:, columns[0]].tolist())
 

@@ -127,7 +127,7 @@ def kv_slots(cache: PagedCache, sequence: Number, positions: jax.Array) -> tuple
     return slots, first_failing(code, first_code((~is_known.all(), Code.RT_PARAM_INVALID)))
 
 
-def is_consistent(cache: PagedCache) -> jax.Array:
+def kv_is_consistent(cache: PagedCache) -> jax.Array:
     """Return whether free and used pages are disjoint and complete, and every table holds what its length needs."""
     pages, width = cache.owners.shape[0], cache.tables.shape[1]
     held = -(-cache.lengths // cache.page_size)

@@ -9,7 +9,7 @@ from ascend_jax.runtime import layout
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import row_of
 from ascend_jax.runtime.handles import find
-from ascend_jax.runtime.heap import FAR, join, shorten, with_words
+from ascend_jax.runtime.heap import FAR, join, remove_all, shorten, with_words
 from ascend_jax.runtime.layout import (
     HUGE_PAGE,
     POOL_SHIFT,
@@ -41,7 +41,8 @@ def stream_of(flags: jax.Array) -> jax.Array:
 
 def idle_flags(flags: Number, stream: Number) -> jax.Array:
     """Return the flags of a block after it was given back in the order of a stream slot."""
-    return (flags & ((1 << STREAM_SHIFT) - 1)) | HeapFlag.IDLE | (stream << STREAM_SHIFT)
+    kept = jnp.asarray(flags, jnp.int32) & ((1 << STREAM_SHIFT) - 1)
+    return kept | int(HeapFlag.IDLE) | (stream << STREAM_SHIFT)
 
 
 def find_pool(card: CardState, handle: Number) -> tuple[jax.Array, jax.Array]:
@@ -79,7 +80,7 @@ def is_followed(card: CardState, slot: jax.Array) -> jax.Array:
     return get_rows(seen, stream) >= card.hbm.blocks[HeapEntry.BORN]
 
 
-def counted(card: CardState, slot: Number, is_wanted: jax.Array) -> CardState:
+def counted(card: CardState, slot: Number, is_wanted: Number) -> CardState:
     """Return the card with the numbers of a pool as its blocks say."""
     used, idle = members(card, slot)
     sizes = card.hbm.blocks[HeapEntry.SIZE]
@@ -128,3 +129,17 @@ def without_surplus(card: CardState, slot: Number, keep: Number, is_wanted: Numb
     surplus = jnp.where(is_wanted, get_row(card.pools, slot)[Pool.RESERVED] - keep, 0) & -HUGE_PAGE
     gone = jnp.clip(surplus - above, 0, sizes)
     return counted(dataclasses.replace(card, hbm=shorten(card.hbm, gone)), slot, is_wanted)
+
+
+def without_condemned(card: CardState) -> CardState:
+    """Return the card with blocks given back that belong to no pool any more and that no queued work can still use."""
+    is_condemned = (card.hbm.blocks[HeapEntry.FLAGS] & (HeapFlag.IDLE | HeapFlag.CONDEMNED)) == (
+        HeapFlag.IDLE | HeapFlag.CONDEMNED
+    )
+    return dataclasses.replace(card, hbm=remove_all(card.hbm, is_condemned & is_done(card)))
+
+
+def require_pools(card: CardState) -> None:
+    """Raise ValueError if the card was made without memory pools."""
+    if card.pools.shape[-2] == 0:
+        raise ValueError("max_pools = 0: this card has no memory pools; give init a larger max_pools")

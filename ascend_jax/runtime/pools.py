@@ -18,25 +18,27 @@ from ascend_jax.runtime.commands import answer
 from ascend_jax.runtime.edge import Site, concrete, packed, stage, verb
 from ascend_jax.runtime.freed import note_freed
 from ascend_jax.runtime.handles import find_stream, free_slot, handle_of, has_context, vacate
-from ascend_jax.runtime.heap import FAR, block_at, change, find_gap, insert, join, remove_all, row_at, split
+from ascend_jax.runtime.heap import FAR, block_at, change, find_gap, insert, join, row_at, split
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import HUGE_PAGE, POOL_SHIFT, Clock, HeapEntry, HeapFlag, HeapWord, Pool
-from ascend_jax.runtime.memory import new_entry, note_shortage, with_request
+from ascend_jax.runtime.memory import new_entry
 from ascend_jax.runtime.pool_blocks import (
     counted,
     find_pool,
     idle_flags,
     in_pages,
-    is_done,
     is_followed,
     members,
     pool_of,
+    require_pools,
     settled,
     stream_of,
+    without_condemned,
     without_surplus,
 )
 from ascend_jax.runtime.ranges import address, split_bytes
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
+from ascend_jax.runtime.shortages import note_shortage, with_request
 from ascend_jax.runtime.state import CardState, Heap
 from ascend_jax.runtime.status import first_code, first_failing
 
@@ -136,7 +138,7 @@ def _free(card: CardState, request: jax.Array) -> CardState:
     ok, pool_slot = code == Code.SUCCESS, jnp.minimum(pool_of(flags), card.pools.shape[0] - 1)
     card = note_freed(card, entry, site, ok, slot)
     kept = jnp.where(is_plain, flags | int(HeapFlag.POOL | HeapFlag.CONDEMNED), flags)
-    given = {HeapEntry.ASKED: 0, HeapEntry.REST: 0, HeapEntry.FLAGS: idle_flags(kept, slot)}
+    given: dict[HeapEntry, Number] = {HeapEntry.ASKED: 0, HeapEntry.REST: 0, HeapEntry.FLAGS: idle_flags(kept, slot)}
     hbm = change(card.hbm, row, given | {HeapEntry.BORN: card.clock[Clock.ENQUEUED]}, ok)
     hbm = join(hbm, (hbm.blocks[HeapEntry.FLAGS] & HeapFlag.IDLE) != 0)
     card = counted(dataclasses.replace(card, hbm=hbm), pool_slot, ok)
@@ -174,24 +176,16 @@ def _destroy(card: CardState, request: jax.Array) -> CardState:
     flags = card.hbm.blocks[HeapEntry.FLAGS]
     flags = jnp.where(idle & ok, flags | HeapFlag.CONDEMNED, flags)
     blocks = with_entries(card.hbm.blocks.T, {HeapEntry.FLAGS: flags}).T
-    card = _without_condemned(dataclasses.replace(card, hbm=Heap(blocks, card.hbm.words)))
+    card = without_condemned(dataclasses.replace(card, hbm=Heap(blocks, card.hbm.words)))
     card = counted(card, slot, ok)
     pools = vacate(card.pools, (jnp.arange(len(card.pools)) == slot) & ok, {}, Pool)
     card = spend(dataclasses.replace(card, pools=pools), card.chip["host_free_ns"])
     return answer(card, code, site, layout.NONE)[0]
 
 
-def _without_condemned(card: CardState) -> CardState:
-    """Return the card with blocks given back that belong to no pool any more and that no queued work can still use."""
-    is_condemned = (card.hbm.blocks[HeapEntry.FLAGS] & (HeapFlag.IDLE | HeapFlag.CONDEMNED)) == (
-        HeapFlag.IDLE | HeapFlag.CONDEMNED
-    )
-    return dataclasses.replace(card, hbm=remove_all(card.hbm, is_condemned & is_done(card)))
-
-
 @stage
 def _release_idle(card: CardState) -> CardState:
-    card = _without_condemned(settled(card, jnp.ones(card.hbm.blocks.shape[1], bool)))
+    card = without_condemned(settled(card, jnp.ones(card.hbm.blocks.shape[1], bool)))
     for slot in range(card.pools.shape[0]):
         entry = card.pools[slot]
         card = without_surplus(card, slot, entry[Pool.THRESHOLD], entry[Pool.ALIVE] == 1)
@@ -207,11 +201,6 @@ def release_idle(card: CardState) -> CardState:
     if known is not None:
         return _release_idle(card) if known.any() else card
     return lax.cond(is_pooled.any(), _release_idle, lambda card: card, card)
-
-
-def _require_pools(card: CardState) -> None:
-    if card.pools.shape[-2] == 0:
-        raise ValueError("max_pools = 0: this card has no memory pools; give init a larger max_pools")
 
 
 @verb
@@ -246,7 +235,7 @@ def mem_pool_create(
     >>> stats.reserved_bytes >> 20, stats.used_bytes >> 20
     (8, 4)
     """
-    _require_pools(card)
+    require_pools(card)
     sizes = [part for size in (reserved_bytes, max_bytes, release_threshold_bytes) for part in split_bytes(size)]
     card, pool = _create(card, packed(*sizes, int(reuse) if isinstance(reuse, PoolReuse) else reuse, site))
     return with_request(card, reserved_bytes), pool
@@ -278,7 +267,7 @@ def mem_pool_free(card: CardState, pointer: Number, stream: Number, *, site: Sit
 
     Status 107003 for an unknown stream, 100000 for the null pointer, 107000 for what is no block in use.
     """
-    _require_pools(card)
+    require_pools(card)
     return _free(card, packed(address(pointer), stream, site))
 
 

@@ -26,9 +26,10 @@ from ascend_jax.runtime.layout import (
     Virtual,
     VirtualKind,
 )
-from ascend_jax.runtime.memory import allocate, with_request
+from ascend_jax.runtime.memory import allocate
 from ascend_jax.runtime.ranges import address, split_bytes
 from ascend_jax.runtime.rows import Number, get_row, put_if
+from ascend_jax.runtime.shortages import with_request
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
 

@@ -123,6 +123,19 @@ def test_memory_shared_between_processes(pair):
     assert aj.ipc_import(open_to_all, one, key, 99)[1] == int(a)
 
 
+def test_a_free_that_waits_for_the_device_is_never_too_early(fresh):
+    card, a = aj.malloc(fresh, 4096)
+    card, pinned = aj.malloc_host(card, 4096)
+    card = aj.memcpy_async(card, pinned, a, 4096, 0)
+    for early, pointer in [(aj.free(card, a), a), (aj.free_host(card, pinned), pinned)]:
+        assert [one.pointer for one in aj.freed_in_use(aj.synchronize_device(early))] == [int(pointer)]
+    late = aj.free_host_with_dev_sync(aj.free_with_dev_sync(card, a), pinned)
+    aj.raise_if_error(late)
+    assert aj.freed_in_use(aj.synchronize_device(late)) == []
+    assert aj.mem_get_info(late) == aj.mem_get_info(fresh)
+    assert int(aj.last_code(aj.free_with_dev_sync(late, a))) == 107000
+
+
 def test_work_that_outlives_a_free_is_named(fresh):
     card, a = aj.malloc(fresh, 4096)
     card, b = aj.malloc(card, 4096)
