@@ -96,7 +96,9 @@ def counted(card: CardState, slot: Number, is_wanted: Number) -> CardState:
     is_idle = (card.hbm.blocks[HeapEntry.FLAGS] & (HeapFlag.IDLE | HeapFlag.CONDEMNED)) == HeapFlag.IDLE
     words = {HeapWord.IDLE: jnp.where(is_idle, sizes, 0).sum(dtype=jnp.int32)}
     hbm = Heap(card.hbm.blocks, with_words(card.hbm.words, words))
-    return dataclasses.replace(card, hbm=hbm, pools=put_if(is_wanted, card.pools, slot, with_entries(entry, numbers)))
+    return dataclasses.replace(
+        card, hbm=hbm, pools=put_if(jnp.asarray(is_wanted), card.pools, slot, with_entries(entry, numbers))
+    )
 
 
 def in_pages(whole: jax.Array, rest: jax.Array) -> jax.Array:

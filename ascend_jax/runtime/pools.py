@@ -87,8 +87,8 @@ def _alloc(card: CardState, request: jax.Array) -> tuple:
     is_wrong = (whole < 0) | (whole + rest <= 0)
     code = first_failing(code, pool_code, first_code((is_wrong, Code.INVALID_PARAM)))
     entry = get_row(card.pools, pool_slot)
-    is_opportunistic = (entry[Pool.REUSE] & PoolReuse.OPPORTUNISTIC) != 0
-    card = settled(card, members(card, pool_slot)[1] & is_opportunistic & (code == Code.SUCCESS))
+    may_look = ((entry[Pool.REUSE] & PoolReuse.OPPORTUNISTIC) != 0) & (code == Code.SUCCESS)
+    card = settled(card, members(card, pool_slot)[1] & may_look)
     hbm, (_, idle) = card.hbm, members(card, pool_slot)
     given_in = stream_of(hbm.blocks[HeapEntry.FLAGS])
     usable = (given_in == slot) | (given_in == card.streams.shape[0] - 1)
