@@ -29,18 +29,15 @@ from ascend_jax.ops.attention.flash import flash_attention
 from ascend_jax.ops.tensor import Tensor, tensor
 from ascend_jax.runtime import static
 from ascend_jax.runtime.allocator_options import AllocatorOptions, parse_allocator_options
-from ascend_jax.runtime.caching_allocator import (
+from ascend_jax.runtime.caching_allocator import cache_alloc, cache_free, caching_allocator, record_stream
+from ascend_jax.runtime.caching_reports import (
     CacheOutOfMemory,
-    CachingAllocator,
-    cache_alloc,
-    cache_free,
-    caching_allocator,
-    empty_cache,
     memory_snapshot,
     memory_stats,
-    record_stream,
     reset_peak_memory_stats,
 )
+from ascend_jax.runtime.caching_segments import empty_cache
+from ascend_jax.runtime.caching_state import CachingAllocator
 from ascend_jax.runtime.callbacks import launch_callback, process_report, subscribe_report, unsubscribe_report
 from ascend_jax.runtime.capture import capture_begin, capture_end, capture_info
 from ascend_jax.runtime.codes import AscendError, Code, ParameterError
@@ -118,7 +115,15 @@ from ascend_jax.runtime.notifies import (
     record_notify,
     wait_and_reset_notify,
 )
-from ascend_jax.runtime.paged_kv import PagedCache, free_pages, kv_extend, kv_free, kv_slots, paged_cache
+from ascend_jax.runtime.paged_kv import (
+    PagedCache,
+    free_pages,
+    kv_extend,
+    kv_free,
+    kv_is_consistent,
+    kv_slots,
+    paged_cache,
+)
 from ascend_jax.runtime.peers import (
     can_access_peer,
     disable_peer_access,
@@ -126,15 +131,14 @@ from ascend_jax.runtime.peers import (
     memcpy_peer,
     peer_access_status,
 )
+from ascend_jax.runtime.pool_stats import PoolStats, mem_pool_stats
 from ascend_jax.runtime.pools import (
     PoolReuse,
-    PoolStats,
     mem_pool_alloc,
     mem_pool_create,
     mem_pool_destroy,
     mem_pool_free,
     mem_pool_set_release_threshold,
-    mem_pool_stats,
     mem_pool_trim,
 )
 from ascend_jax.runtime.program import Program, program_from_rows
@@ -154,6 +158,7 @@ from ascend_jax.runtime.streams import (
     stream_priority,
     stream_query,
 )
+from ascend_jax.runtime.synced_free import free_host_with_dev_sync, free_with_dev_sync
 from ascend_jax.runtime.synchronize import synchronize_device, synchronize_event, synchronize_stream
 from ascend_jax.runtime.threads import (
     create_thread,
@@ -256,9 +261,11 @@ __all__ = [
     "flash_attention",
     "free",
     "free_host",
+    "free_host_with_dev_sync",
     "free_local",
     "free_pages",
     "free_physical",
+    "free_with_dev_sync",
     "freed_in_use",
     "get_context",
     "hbm_peak_bytes",
@@ -280,6 +287,7 @@ __all__ = [
     "kernel_cost",
     "kv_extend",
     "kv_free",
+    "kv_is_consistent",
     "kv_slots",
     "last_code",
     "launch",

@@ -50,6 +50,7 @@ class LocalTensor:
     offset_bytes: int  # from the start of the level
     shape: tuple[int, ...]
     dtype: np.dtype
+    serial: int = dataclasses.field(default=0, compare=False)  # of the allocation, to tell it from a later one
 
     @property
     def nbytes(self) -> int:
@@ -79,19 +80,20 @@ class CoreMemory:
     """The memories of one core (and L2, which all share) with what lies in them."""
 
     capacity_bytes: Mapping[str, int]
-    taken: Mapping[str, tuple[tuple[int, int, str], ...]]  # per level (offset, bytes with alignment, name), by offset
+    taken: Mapping[str, tuple[tuple[int, int, str, int], ...]]  # per level (offset, aligned bytes, name, serial)
+    made: int = dataclasses.field(default=0, compare=False)  # allocations so far
 
     def free_bytes(self, level: str) -> int:
         """Return the free bytes of a level."""
-        return self.capacity_bytes[_known(level)] - sum(size for _, size, _ in self.taken[level])
+        return self.capacity_bytes[_known(level)] - sum(size for _, size, *_ in self.taken[level])
 
     def largest_free_bytes(self, level: str) -> int:
         """Return the longest run of free bytes of a level."""
         return max(end - begin for begin, end in self._gaps(_known(level)))
 
     def _gaps(self, level: str) -> list[tuple[int, int]]:
-        starts = [offset for offset, _, _ in self.taken[level]] + [self.capacity_bytes[level]]
-        ends = [0] + [offset + size for offset, size, _ in self.taken[level]]
+        starts = [offset for offset, *_ in self.taken[level]] + [self.capacity_bytes[level]]
+        ends = [0] + [offset + size for offset, size, *_ in self.taken[level]]
         return list(zip(ends, starts, strict=True))
 
 
@@ -133,9 +135,10 @@ def alloc_local(
                 f"{memory.largest_free_bytes(level)} of them in one run, of {memory.capacity_bytes[level]}; "
                 "take a smaller tile, fewer copies, or free what is no longer used"
             )
-        taken = tuple(sorted((*memory.taken[level], (places[0], size, label))))
-        memory = dataclasses.replace(memory, taken=MappingProxyType({**memory.taken, level: taken}))
-        tensors.append(LocalTensor(level, label, places[0], extents, kind))
+        taken = tuple(sorted((*memory.taken[level], (places[0], size, label, memory.made + 1))))
+        taken_now = MappingProxyType({**memory.taken, level: taken})
+        memory = dataclasses.replace(memory, taken=taken_now, made=memory.made + 1)
+        tensors.append(LocalTensor(level, label, places[0], extents, kind, memory.made))
     return memory, LocalBuffer(tuple(tensors))
 
 
@@ -147,7 +150,7 @@ def free_local(memory: CoreMemory, buffer: LocalBuffer) -> CoreMemory:
     """
     for tensor in buffer.tensors:
         rows = memory.taken[tensor.level]
-        kept = tuple(row for row in rows if (row[0], row[2]) != (tensor.offset_bytes, tensor.name))
+        kept = tuple(row for row in rows if (row[0], row[3]) != (tensor.offset_bytes, tensor.serial))
         if len(kept) == len(rows):
             raise ValueError(f"{tensor.level}: {tensor.name!r} at {tensor.offset_bytes} is not allocated")
         memory = dataclasses.replace(memory, taken=MappingProxyType({**memory.taken, tensor.level: kept}))

@@ -35,6 +35,10 @@ def _whole(key: str, text: str, least: int, most: int) -> int:
     return int(text)
 
 
+def _count(key: str, text: str) -> int:
+    return _whole(key, text, 0, 2**31 - 1)
+
+
 def _fraction(key: str, text: str) -> float:
     try:
         value = float(text)
@@ -82,18 +86,19 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "per_process_memory_fraction": ("per_process_memory_fraction", _fraction),
     "page_size": ("page_size_1g", _page_size),
 }
-_UNMODELLED = (  # of alignment, the pinned host cache and locks: no result here shows them
-    "base_addr_aligned_kb",
-    "pinned_use_background_threads",
-    "pinned_max_round_threshold_mb",
-    "pinned_max_cached_size_mb",
-    "pin_memory_expandable_segments",
-    "pinned_mem_register",
-    "pinned_reserve_segment_size_mb",
-    "multi_stream_lazy_reclaim",
-    "release_lock_on_npumalloc",
-    "throw_on_npumalloc_oom",
-)
+# of alignment, the pinned host cache and locks: read, but no result here shows them
+_UNMODELLED: dict[str, Callable[[str, str], object]] = {
+    "base_addr_aligned_kb": _count,
+    "pinned_use_background_threads": _switch,
+    "pinned_max_round_threshold_mb": _count,
+    "pinned_max_cached_size_mb": _count,
+    "pin_memory_expandable_segments": _switch,
+    "pinned_mem_register": _switch,
+    "pinned_reserve_segment_size_mb": _count,
+    "multi_stream_lazy_reclaim": _switch,
+    "release_lock_on_npumalloc": _switch,
+    "throw_on_npumalloc_oom": _switch,
+}
 
 
 def parse_allocator_options(text: str) -> AllocatorOptions:
@@ -119,11 +124,14 @@ def parse_allocator_options(text: str) -> AllocatorOptions:
             raise ValueError(f"{key} is given twice in {text!r}")
         given.add(key)
         if key in _UNMODELLED:
+            _UNMODELLED[key](key, value)
             continue
         if key not in _KEYS:
             close = ", ".join(difflib.get_close_matches(key, [*_KEYS, *_UNMODELLED], n=3)) or ", ".join(_KEYS)
             raise ValueError(f"{key} is no option of the allocator; close names: {close}")
         field, read = _KEYS[key]
+        if field in seen:
+            raise ValueError(f"{key}:{value}: the same option is given under its other name; leave one of them out")
         seen[field] = read(key, value)
     options = AllocatorOptions(**seen)  # type: ignore[arg-type]
     if options.expandable_segments:

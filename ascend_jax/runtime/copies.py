@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ascend_jax.runtime import bytes as hbm
 from ascend_jax.runtime import clock, layout
@@ -16,7 +17,7 @@ from ascend_jax.runtime.handles import find_stream, has_context
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Field, HeapEntry, HeapFlag, HeapWord, Kind, Resource, Stream
 from ascend_jax.runtime.memory import is_live
-from ascend_jax.runtime.ranges import Range, byte_range, granules, is_empty, overlaps
+from ascend_jax.runtime.ranges import Range, byte_range, granules, is_empty, overlaps, starts_at
 from ascend_jax.runtime.rows import Number, get_row
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing, last_code
@@ -72,17 +73,23 @@ def _copy(
     card: CardState, dst: Range, src: Range, stream: Number, site: Number, *, is_blocking: bool, is_traced: bool = False
 ) -> CardState:
     dst, src = translate(card, dst), translate(card, src)
-    code, slot = check_copy(card, dst, src, stream, is_blocking, is_traced)
-    same = (dst.pointer == src.pointer) & (dst.offset == src.offset)
+    same = starts_at(dst, src)
+    code, slot = check_copy(card, dst, src, stream, is_blocking, is_traced, overlaps(dst, src) & ~same)
     moving = transfer(card, dst, dst.pointer < layout.NULL, src.pointer < layout.NULL)
     command = Command(Kind.COPY, slot, operands=operand_rows(dst, src), writes=1 << 0, reads=1 << 1, **moving)
     return submit(card, command, code, is_empty(dst) | same, site, is_blocking)[0]
 
 
 def check_copy(
-    card: CardState, dst: Range, src: Range, stream: Number, is_blocking: bool, is_traced: bool
+    card: CardState,
+    dst: Range,
+    src: Range,
+    stream: Number,
+    is_blocking: bool,
+    is_traced: bool,
+    is_overlapping: jax.Array,
 ) -> tuple[jax.Array, Number]:
-    """Return (code, slot) of a copy between two ranges in normal form."""
+    """Return (code, slot) of a copy between two ranges in normal form; ``is_overlapping``: it writes what it reads."""
     to_host, from_host = dst.pointer < layout.NULL, src.pointer < layout.NULL
     code, slot = find_queue(card, stream, is_blocking)
     if not is_blocking:
@@ -96,9 +103,8 @@ def check_copy(
                 (is_pageable & is_traced, Code.FEATURE_NOT_SUPPORT),
             ),
         )
-    same = (dst.pointer == src.pointer) & (dst.offset == src.offset)
     ranges = first_failing(check_range(card, dst), check_range(card, src))
-    overlap = first_code((overlaps(dst, src) & ~same, Code.RT_PARAM_INVALID))
+    overlap = first_code((is_overlapping, Code.RT_PARAM_INVALID))
     return first_failing(code, ranges, overlap), slot
 
 
@@ -202,20 +208,23 @@ def memcpy_async(
     to, start = byte_range(dst, dst_offset, nbytes), byte_range(src, src_offset, nbytes)
     is_traced = concrete(card.host.words) is None
     card = _copy(card, to, start, stream, site, is_blocking=False, is_traced=is_traced)
-    return wait_if_pageable(card, (dst, src), stream, site)
+    return wait_if_pageable(card, (to, start), stream, site)
 
 
-def wait_if_pageable(card: CardState, pointers: tuple[Number, Number], stream: Number, site: Site) -> CardState:
+def wait_if_pageable(card: CardState, places: tuple[Range, Range], stream: Number, site: Site) -> CardState:
     """Block the host until the stream is done if a copy just queued in it touches pageable memory."""
-    known = [concrete(jnp.asarray(pointer)) for pointer in pointers]
     flags = concrete(card.host.blocks[..., HeapEntry.FLAGS, :])
-    if flags is None or not (flags & HeapFlag.PAGEABLE).any() or any(pointer is None for pointer in known):
+    if flags is None or not (flags & HeapFlag.PAGEABLE).any():
         return card
-    if not any(bool(is_pageable_at(card, byte_range(pointer, 0, 1).as_int32())) for pointer in pointers):
-        return card
-    if int(last_code(card)) != Code.SUCCESS:
+    touched = [concrete(is_pageable_at(card, place.as_int32())) for place in places]
+    if any(one is None for one in touched) or not any(touched) or int(last_code(card)) != Code.SUCCESS:
         return card
     return settle(card, Goal(stream=find_stream(card, stream)[1]), site)
+
+
+def _low_byte(value: Number) -> Number:
+    """Return what of a fill value counts; a Python int may have any size."""
+    return value & 255 if isinstance(value, int | np.integer) else value
 
 
 @verb
@@ -224,7 +233,7 @@ def memset(
 ) -> CardState:
     """Fill ``nbytes`` bytes with the low byte of ``value`` and block until it is done (``aclrtMemset``)."""
     card = make_room(card, site)
-    card = _set(card, byte_range(dst, dst_offset, nbytes), value, layout.NONE, site, is_blocking=True)
+    card = _set(card, byte_range(dst, dst_offset, nbytes), _low_byte(value), layout.NONE, site, is_blocking=True)
     return settle(card, Goal(stream=host_stream(card)), site)
 
 
@@ -241,4 +250,4 @@ def memset_async(
 ) -> CardState:
     """Queue a fill in ``stream`` (``aclrtMemsetAsync``)."""
     card = make_room(card, site, stream)
-    return _set(card, byte_range(dst, dst_offset, nbytes), value, stream, site, is_blocking=False)
+    return _set(card, byte_range(dst, dst_offset, nbytes), _low_byte(value), stream, site, is_blocking=False)

@@ -9,7 +9,7 @@ from ascend_jax.runtime.commands import Command, host_stream, operand_rows
 from ascend_jax.runtime.copies import check_copy, submit, transfer, wait_if_pageable
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.layout import Field, Kind, Pitch
-from ascend_jax.runtime.ranges import Range, byte_range
+from ascend_jax.runtime.ranges import address, overlaps, rows_meet, rows_range, starts_at
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
@@ -18,49 +18,45 @@ from ascend_jax.runtime.translation import translate
 
 MOST_WIDTH, MOST_HEIGHT = 5_000_000, 5_242_880  # of an asynchronous copy (CANN, aclrtMemcpy2dAsync)
 
+NO_ROWS_INSIDE = frozenset({"310", "310B", "310P", "910 first gen"})  # rows inside the device: from A2 on (CANN)
+
 
 @stage(static=("is_blocking", "is_traced"))
 def _copy_rows(
     card: CardState,
-    spans: tuple[Range, Range],
-    payload: Range,
+    pointers: tuple[Number, Number],
     shape: tuple[Number, Number, Number, Number],
     stream: Number,
     site: Number,
     *,
     is_blocking: bool,
     is_traced: bool,
-) -> CardState:
-    dst, src = (translate(card, span) for span in spans)
+) -> tuple:
     dst_pitch, src_pitch, width, height = (jnp.asarray(number, jnp.int32) for number in shape)
+    spans = tuple(
+        rows_range(pointer, pitch, width, height)
+        for pointer, pitch in zip(pointers, (dst_pitch, src_pitch), strict=True)
+    )
+    payload = rows_range(layout.NULL, width, width, height)
+    dst, src = (translate(card, span) for span in spans)
     is_wide = (width > dst_pitch) | (width > src_pitch)
     is_large = (width > MOST_WIDTH) | (height > MOST_HEIGHT)
-    code, slot = check_copy(card, dst, src, stream, is_blocking, is_traced)
+    is_alike = (dst_pitch == src_pitch) | (height <= 1)
+    same = starts_at(dst, src) & is_alike
+    meet = jnp.where(is_alike, rows_meet(dst, src, dst_pitch, width, height), overlaps(dst, src))
+    code, slot = check_copy(card, dst, src, stream, is_blocking, is_traced, meet & ~same)
+    on_device = (dst.pointer > layout.NULL) & (src.pointer > layout.NULL)
     rules = first_code(
         ((width < 0) | (height < 0) | is_wide, Code.INVALID_PARAM),
         (is_large & (not is_blocking), Code.RT_PARAM_INVALID),
+        (on_device & (card.chip.family in NO_ROWS_INSIDE), Code.FEATURE_NOT_SUPPORT),
     )
     moving = transfer(card, payload.as_int32(), dst.pointer < layout.NULL, src.pointer < layout.NULL)
     pitches = {Pitch.DST: dst_pitch, Pitch.SRC: src_pitch, Pitch.WIDTH: width, Pitch.ROWS: height}
     moving["fields"] |= {Field.SCALARS + column: number for column, number in pitches.items()}
     command = Command(Kind.COPY, slot, operands=operand_rows(dst, src), writes=1 << 0, reads=1 << 1, **moving)
-    is_idle = (width == 0) | (height == 0)
-    return submit(card, command, first_failing(rules, code), is_idle, site, is_blocking)[0]
-
-
-def _prepared(
-    dst: Number, dst_pitch: Number, src: Number, src_pitch: Number, width: Number, height: Number
-) -> tuple[tuple[Range, Range], Range, tuple]:
-    def span(pointer: Number, pitch: Number) -> Range:
-        return byte_range(pointer, 0, (height - 1) * pitch + width if _is_some(width, height) else 0)
-
-    shape = (dst_pitch, src_pitch, width, height)
-    return (span(dst, dst_pitch), span(src, src_pitch)), byte_range(dst, 0, width * height), shape
-
-
-def _is_some(width: Number, height: Number) -> bool:
-    """Whether there is anything to move, as far as Python knows."""
-    return not (isinstance(width, int) and width <= 0) and not (isinstance(height, int) and height <= 0)
+    is_idle = (width == 0) | (height == 0) | same
+    return submit(card, command, first_failing(rules, code), is_idle, site, is_blocking)[0], spans
 
 
 @verb
@@ -81,7 +77,9 @@ def memcpy2d(
     copy of ``width * height`` bytes.
 
     Status as :func:`memcpy` for the two spans from first to last byte; 100000 for a width above a pitch or a negative
-    count.
+    count (CANN, aclrtMemcpy2d). Rows of one pitch may lie between each other as long as no byte is both read and
+    written; with two pitches the spans must not overlap (107000; that code is this runtime's choice).
+    207000 for rows inside the device on products before A2, which do not copy them (the code is this runtime's choice).
 
     >>> import numpy as np
     >>> import ascend_jax as aj
@@ -92,9 +90,10 @@ def memcpy2d(
     >>> rows.tolist()
     [0, 1, 0, 8, 9, 0, 16, 17, 0, 24, 25]
     """
-    spans, payload, shape = _prepared(dst, dst_pitch, src, src_pitch, width, height)
-    card = make_room(card, site)
-    card = _copy_rows(card, spans, payload, shape, layout.NONE, site, is_blocking=True, is_traced=False)
+    card, shape = make_room(card, site), (dst_pitch, src_pitch, width, height)
+    card, _ = _copy_rows(
+        card, (address(dst), address(src)), shape, layout.NONE, site, is_blocking=True, is_traced=False
+    )
     return settle(card, Goal(stream=host_stream(card)), site)
 
 
@@ -115,8 +114,9 @@ def memcpy2d_async(
 
     Status as :func:`memcpy2d` and :func:`memcpy_async`; 107000 for a width above 5,000,000 or a height above 5,242,880.
     """
-    spans, payload, shape = _prepared(dst, dst_pitch, src, src_pitch, width, height)
     is_traced = concrete(card.host.words) is None
-    card = make_room(card, site, stream)
-    card = _copy_rows(card, spans, payload, shape, stream, site, is_blocking=False, is_traced=is_traced)
-    return wait_if_pageable(card, (dst, src), stream, site)
+    card, shape = make_room(card, site, stream), (dst_pitch, src_pitch, width, height)
+    card, spans = _copy_rows(
+        card, (address(dst), address(src)), shape, stream, site, is_blocking=False, is_traced=is_traced
+    )
+    return wait_if_pageable(card, spans, stream, site)

@@ -2,11 +2,15 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.runtime import callsite, clock
-from ascend_jax.runtime.layout import Field, Freed, Operand, Phase, Time
+from ascend_jax.runtime.host import host_now
+from ascend_jax.runtime.layout import NONE, Clock, Field, Freed, HeapEntry, Operand, Phase, Time
 from ascend_jax.runtime.ranges import Range, overlaps
+from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState, require_single
 
 
@@ -23,6 +27,33 @@ class FreedInUse:
     end_ns: int | None  # when the command ended; None if it has not
 
 
+def note_freed(
+    card: CardState, entry: jax.Array, site: Number, is_freed: jax.Array, stream: Number = NONE
+) -> CardState:
+    """Remember a block that was given back, at once or in the order of a stream slot; ``entry`` are its facts."""
+    rows = card.freed.shape[0] - 1
+    total = card.freed[rows, 0]
+    now = host_now(card)
+    facts: dict[Freed, Number] = {
+        Freed.START: entry[HeapEntry.START],
+        Freed.ASKED: entry[HeapEntry.ASKED],
+        Freed.REST: entry[HeapEntry.REST],
+        Freed.SITE: entry[HeapEntry.SITE],
+        Freed.FREE_SITE: site,
+        Freed.BORN: entry[HeapEntry.BORN],
+        Freed.SEQUENCE: card.clock[Clock.ENQUEUED],
+        Freed.HOST_HI: now.hi,
+        Freed.HOST_LO: now.lo,
+        Freed.STREAM: stream,
+    }
+    header = jnp.where(jnp.arange(len(Freed)) == 0, total + jnp.where(is_freed, 1, 0), 0)
+    fact_row = jnp.stack([jnp.asarray(facts[column], jnp.int32) for column in Freed])
+    index = jnp.arange(rows + 1)[:, None]
+    written = (index == total % rows) & is_freed
+    freed = jnp.where(index == rows, header[None], jnp.where(written, fact_row[None], card.freed))
+    return dataclasses.replace(card, freed=freed)
+
+
 def freed_blocks(card: CardState) -> np.ndarray:
     """Return the blocks that are remembered as given back, oldest first, int32 [frees, len(Freed)]."""
     require_single(card)
@@ -37,6 +68,8 @@ def freed_in_use(card: CardState) -> list[FreedInUse]:
 
     It looks at the latest ``max_freed`` frees and at the commands in the table, as far as the device is simulated: call
     it after synchronizing. A command belongs to a block if it was queued between its ``malloc`` and its ``free``.
+    Memory counts as given back by ``free`` and ``free_host``, by the ``unmap_mem`` after which it is mapped nowhere,
+    and by ``mem_pool_free`` once its stream is past what was queued there before.
 
     >>> import ascend_jax as aj
     >>> card, ptr = aj.malloc(aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=1 << 20), 4096)
@@ -56,7 +89,11 @@ def freed_in_use(card: CardState) -> list[FreedInUse]:
     for block in freed_blocks(card):
         sequence = fields[:, Field.SEQUENCE]
         freed_ns = int(clock.to_ns(block[Freed.HOST_HI], block[Freed.HOST_LO]))
-        is_late = has_run & (is_open | (ends > freed_ns))
+        is_ordered = has_run & (fields[:, Field.STREAM] == block[Freed.STREAM]) & (sequence < block[Freed.SEQUENCE])
+        if (is_ordered & is_open).any():
+            continue  # the stream has not come to where the block was given back
+        gone_ns = max(freed_ns, int(ends[is_ordered].max(initial=0)))
+        is_late = has_run & (is_open | (ends > gone_ns))
         is_its = (sequence >= block[Freed.BORN]) & (sequence < block[Freed.SEQUENCE])
         whole = Range(block[Freed.START], np.int32(0), block[Freed.ASKED], block[Freed.REST])
         touches = (np.asarray(overlaps(places, whole)) & (used == 1)).any(1)

@@ -69,6 +69,14 @@ def find_gap(heap: Heap, sizes: jax.Array, aligns: jax.Array) -> Gap:
     return Gap(row != FAR, row, (start + align - 1) & -align, size)
 
 
+def gap_at(heap: Heap, first: Number, size: Number) -> Gap:
+    """Return the gap that holds ``size`` granules from granule ``first`` on."""
+    opening, closing = gaps(heap)
+    rows = jnp.arange(opening.shape[0])
+    fits = (opening <= first) & (first < closing) & (size <= closing - first) & (rows <= heap.words[HeapWord.COUNT])
+    return Gap(fits.any(), jnp.argmax(fits), jnp.asarray(first, jnp.int32), jnp.asarray(size, jnp.int32))
+
+
 def largest_gap(heap: Heap) -> jax.Array:
     """Return the length of the longest run of free granules."""
     opening, closing = gaps(heap)
@@ -153,6 +161,14 @@ def remove_all(heap: Heap, is_gone: jax.Array) -> Heap:
     blocks = jnp.where(jnp.arange(heap.blocks.shape[1]) < count, heap.blocks[:, order], unused)
     words = {HeapWord.COUNT: count, HeapWord.USED: heap.words[HeapWord.USED] - size}
     return Heap(blocks, with_words(heap.words, words))
+
+
+def shorten(heap: Heap, gone: jax.Array) -> Heap:
+    """Return ``heap`` with some granules given back at the end of each block, int32 [M]; a block of no size goes."""
+    left = heap.blocks[HeapEntry.SIZE] - gone
+    words = {HeapWord.USED: heap.words[HeapWord.USED] - gone.sum(dtype=jnp.int32)}
+    blocks = with_entries(heap.blocks.T, {HeapEntry.SIZE: left}).T
+    return remove_all(Heap(blocks, with_words(heap.words, words)), (gone > 0) & (left == 0))
 
 
 def emptied(heap: Heap) -> Heap:

@@ -11,6 +11,7 @@ from ascend_jax.runtime.edge import Site, packed, stage, verb
 from ascend_jax.runtime.heap import block_at, change, row_at
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import HeapEntry, HeapFlag
+from ascend_jax.runtime.ranges import address
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 
@@ -40,10 +41,10 @@ def host_register(card: CardState, pointer: Number, *, site: Site = None) -> tup
       The card and the address under which the device reaches the block, which is the same; 0 on failure. Status 100000
       for the null pointer, 107000 for what is not the start of a host block, 507910 for one that is pinned already.
     """
-    return _register(card, packed(pointer, site), is_pinned=True)
+    return _register(card, packed(address(pointer), site), is_pinned=True)
 
 
 @verb
 def host_unregister(card: CardState, pointer: Number, *, site: Site = None) -> CardState:
     """Make a registered block ordinary memory again (``aclrtHostUnregister``); 507911 if it is not registered."""
-    return _register(card, packed(pointer, site), is_pinned=False)[0]
+    return _register(card, packed(address(pointer), site), is_pinned=False)[0]

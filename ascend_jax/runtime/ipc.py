@@ -11,10 +11,11 @@ from types import MappingProxyType
 import numpy as np
 
 from ascend_jax.runtime.codes import AscendError, Code
-from ascend_jax.runtime.layout import HeapEntry
+from ascend_jax.runtime.layout import HeapEntry, HeapWord
 from ascend_jax.runtime.memory import is_live
-from ascend_jax.runtime.ranges import byte_range
+from ascend_jax.runtime.ranges import address, byte_range
 from ascend_jax.runtime.state import CardState, require_single
+from ascend_jax.runtime.translation import translate
 
 KEY_CHARACTERS = 65  # length of a key with its final zero (CANN, aclrtIpcMemGetExportKey)
 
@@ -26,6 +27,7 @@ class Export:
     pointer: int
     nbytes: int
     checks_pid: bool
+    born: tuple[int, ...]  # facts of its block, to know it again
     pids: frozenset[int] = frozenset()  # that may import it
     importers: frozenset[int] = frozenset()  # that have
 
@@ -51,6 +53,17 @@ def _find(shared: IpcExports, key: str) -> Export:
     return shared.exports[key]
 
 
+def _block_of(card: CardState, pointer: int, nbytes: int) -> tuple[int, ...] | None:
+    """Return the facts of the live block that begins at ``pointer`` and holds the bytes, or None."""
+    require_single(card)
+    start = int(address(pointer))
+    blocks = np.asarray(card.hbm.blocks)[:, : int(card.hbm.words[HeapWord.COUNT])]
+    (columns,) = np.nonzero(blocks[HeapEntry.START] == start)
+    if not len(columns) or not bool(is_live(card, translate(card, byte_range(start, 0, nbytes)))):
+        return None
+    return tuple(blocks[:, columns[0]].tolist())
+
+
 def ipc_export(
     shared: IpcExports, card: CardState, pointer: int, nbytes: int, *, checks_pid: bool = True
 ) -> tuple[IpcExports, str]:
@@ -66,16 +79,14 @@ def ipc_export(
     Raises:
       AscendError: 100000 for the null pointer or no bytes; 107000 for what is no start of a device block or too long.
     """
-    require_single(card)
     if pointer == 0 or nbytes <= 0:
         raise AscendError(Code.INVALID_PARAM, f"pointer {pointer}, {nbytes} bytes")
-    place = byte_range(pointer, 0, nbytes).as_int32()
-    starts = np.asarray(card.hbm.blocks)[HeapEntry.START]
-    if int(pointer) not in starts or not bool(is_live(card, place)):
+    born = _block_of(card, pointer, nbytes)
+    if born is None:
         raise AscendError(Code.RT_PARAM_INVALID, f"{nbytes} bytes at pointer {pointer} are no part of a device block")
     key = f"{shared.made:08x}{int(pointer):08x}{nbytes:016x}".ljust(KEY_CHARACTERS - 1, "0")
     shared = dataclasses.replace(shared, made=shared.made + 1)
-    return _with(shared, key, Export(int(pointer), nbytes, checks_pid)), key
+    return _with(shared, key, Export(int(pointer), nbytes, checks_pid, born)), key
 
 
 def ipc_allow(shared: IpcExports, key: str, pids: Iterable[int]) -> IpcExports:
@@ -84,13 +95,16 @@ def ipc_allow(shared: IpcExports, key: str, pids: Iterable[int]) -> IpcExports:
     return _with(shared, key, dataclasses.replace(export, pids=export.pids | frozenset(pids)))
 
 
-def ipc_import(shared: IpcExports, key: str, pid: int) -> tuple[IpcExports, int]:
+def ipc_import(shared: IpcExports, card: CardState, key: str, pid: int) -> tuple[IpcExports, int]:
     """Import a range in process ``pid`` and return its pointer (``aclrtIpcMemImportByKey``).
 
     Raises:
-      AscendError: 107000 for an unknown key or a second import, 207006 for a process that was not allowed.
+      AscendError: 107000 for an unknown key, a second import or memory that was freed since it was exported, 207006 for
+        a process that was not allowed.
     """
     export = _find(shared, key)
+    if _block_of(card, export.pointer, export.nbytes) != export.born:
+        raise AscendError(Code.RT_PARAM_INVALID, f"pointer {export.pointer} was freed after it was exported")
     if export.checks_pid and pid not in export.pids:
         raise AscendError(Code.NO_PERMISSION, f"process {pid} is not among {sorted(export.pids)}")
     if pid in export.importers:

@@ -361,7 +361,7 @@ class HeapFlag(enum.IntFlag):
     IDLE = 8  # kept by its pool, used by nobody
     SHARED = 16  # exported to other processes
     PHYSICAL = 32  # allocated to be mapped
-    CONDEMNED = 64  # freed while mapped: goes when it is unmapped
+    CONDEMNED = 64  # freed: goes when it is unmapped, or when the stream it was given back in is past
 
 
 POOL_SHIFT = 8  # above it: slot of the pool, 8 bits
@@ -401,6 +401,11 @@ class HeapWord(enum.IntEnum):
     SHORT_IDLE = 10  # kept by pools and used by nobody then,
     SHORT_SITE = 11  # and its call site
     SHORTAGES = 12  # allocations that did not fit
+    SHORT_HIGH = 13  # the latest that did not fit: 128 GiB asked for beyond SHORT_WHOLE,
+    SHORT_LIMIT = 14  # most that the pool asked may reserve, 0 = as much as there is,
+    SHORT_HELD = 15  # what it had reserved,
+    SHORT_HI = 16  # and the host's time
+    SHORT_LO = 17
 
 
 class Pool(enum.IntEnum):
@@ -429,3 +434,4 @@ class Freed(enum.IntEnum):
     SEQUENCE = 6  # ... and before it was given back
     HOST_HI = 7  # when that was
     HOST_LO = 8
+    STREAM = 9  # slot of the stream in whose order it was given back, or NONE: at once

@@ -9,14 +9,24 @@ import enum
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+import numpy as np
 
 from ascend_jax.runtime import layout, status
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.edge import Site, packed, stage, verb
+from ascend_jax.runtime.freed import note_freed
 from ascend_jax.runtime.handles import has_context
-from ascend_jax.runtime.heap import block_at, find_gap, heap_of, holds, insert, largest_gap, remove, row_at, with_words
-from ascend_jax.runtime.host import host_now, spend
+from ascend_jax.runtime.heap import (
+    block_at,
+    find_gap,
+    gap_at,
+    heap_of,
+    holds,
+    insert,
+    remove,
+    row_at,
+)
+from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import (
     GIANT_PAGE,
     GRANULE_BYTES,
@@ -24,13 +34,13 @@ from ascend_jax.runtime.layout import (
     HUGE_PAGE,
     PAGE,
     Clock,
-    Freed,
     HeapEntry,
     HeapFlag,
     HeapWord,
 )
-from ascend_jax.runtime.ranges import Range, split_bytes
+from ascend_jax.runtime.ranges import Range, address, split_bytes
 from ascend_jax.runtime.rows import Number
+from ascend_jax.runtime.shortages import note_shortage, with_request
 from ascend_jax.runtime.state import CardState, Heap
 
 SMALL_LIMIT = (1 << 20) // GRANULE_BYTES
@@ -104,30 +114,9 @@ def allocate(
     )
     ok = code == Code.SUCCESS
     is_out = code == Code.MEMORY_ALLOCATION
-    heap = note_shortage(heap, asked, site, is_out)
+    heap = note_shortage(card, heap, asked, site, is_out)
     heap = insert(heap, row, new_entry(card, first, taken, asked, site, flags), ok)
     return heap, jnp.where(ok, first, layout.NULL), code
-
-
-def note_shortage(heap: Heap, asked: tuple[jax.Array, jax.Array], site: Number, is_out: jax.Array) -> Heap:
-    """Remember what an allocation found that did not fit, for the report; ``is_out`` says whether there is one."""
-
-    def noted(heap: Heap) -> jax.Array:
-        words = heap.words
-        return with_words(
-            words,
-            {
-                HeapWord.SHORT_WHOLE: asked[0],
-                HeapWord.SHORT_REST: asked[1],
-                HeapWord.SHORT_FREE: words[HeapWord.END] - words[HeapWord.BASE] - words[HeapWord.USED],
-                HeapWord.SHORT_LARGEST: largest_gap(heap),
-                HeapWord.SHORT_IDLE: words[HeapWord.IDLE],
-                HeapWord.SHORT_SITE: site,
-                HeapWord.SHORTAGES: words[HeapWord.SHORTAGES] + 1,
-            },
-        )
-
-    return Heap(heap.blocks, lax.cond(is_out, noted, lambda heap: heap.words, heap))
 
 
 @stage(static=("is_padded",), reads=("chip", "device", "contexts"), changes=("hbm", "clock", "status"))
@@ -135,7 +124,9 @@ def _malloc(card: CardState, request: jax.Array, *, is_padded: bool) -> tuple:
     whole, rest, policy, site = request
     policy = policy & ~_FLAGS
     is_known = (policy >= 0) & (policy <= MallocPolicy.HUGE1G_ONLY_P2P)
-    is_giant = is_known & (policy >= MallocPolicy.HUGE1G_ONLY)
+    by_size = jnp.where(whole >= HUGE_PAGE, int(MallocPolicy.HUGE_ONLY), int(MallocPolicy.NORMAL_ONLY))
+    policy = jnp.where(is_known, policy, by_size)
+    is_giant = policy >= MallocPolicy.HUGE1G_ONLY
     kind = jnp.where(policy >= MallocPolicy.HUGE_FIRST_P2P, policy - MallocPolicy.HUGE_FIRST_P2P, policy)
     pad = jnp.where(is_giant, 0, card.chip["malloc_pad_bytes"].astype(jnp.int32)) if is_padded else 0
     size = whole + (((rest + 31) & ~31) + pad + GRANULE_BYTES - 1 >> GRANULE_SHIFT)
@@ -143,11 +134,26 @@ def _malloc(card: CardState, request: jax.Array, *, is_padded: bool) -> tuple:
     is_huge = (kind == MallocPolicy.HUGE_ONLY) | ((kind == MallocPolicy.HUGE_FIRST) & is_big)
     page = jnp.where(is_giant, GIANT_PAGE, jnp.where(is_huge, HUGE_PAGE, PAGE))
     falls_back = ~is_giant & (kind == MallocPolicy.HUGE_FIRST) & is_big
-    wrong = status.first_code((~has_context(card), Code.RT_CONTEXT_NULL), (~is_known, Code.INVALID_PARAM))
+    wrong = status.first_code((~has_context(card), Code.RT_CONTEXT_NULL))
     tries: list[tuple[jax.Array, Number]] = [(size, page), (jnp.where(falls_back, size, 0), PAGE)]
     heap, pointer, code = allocate(card, card.hbm, (whole, rest), tries, wrong, site)
     card = spend(dataclasses.replace(card, hbm=heap), card.chip["host_malloc_ns"])
     return status.note(card, code, site), pointer
+
+
+@stage(reads=("chip", "device"), changes=("hbm", "clock"))
+def _malloc_at(card: CardState, request: jax.Array) -> tuple:
+    first, size, site = request
+    gap = gap_at(card.hbm, first, size)
+    ok = gap.is_found & (card.hbm.words[HeapWord.COUNT] < card.hbm.blocks.shape[1])
+    heap = insert(card.hbm, gap.row, new_entry(card, first, size, (size, 0), site), ok)
+    card = spend(dataclasses.replace(card, hbm=heap), card.chip["host_malloc_ns"])
+    return card, jnp.where(ok, first, layout.NULL)
+
+
+def malloc_at(card: CardState, first: int, nbytes: int, site: Site) -> tuple[CardState, jax.Array]:
+    """Allocate whole granules at a given place, for an allocator that grows there; 0 and no status if it is taken."""
+    return _malloc_at(card, packed(first, nbytes // GRANULE_BYTES, site))
 
 
 @stage(changes=("host", "clock", "status"))
@@ -170,31 +176,6 @@ def release(card: CardState, heap: Heap, pointer: Number, refused: Number) -> tu
     return remove(heap, row, code == Code.SUCCESS), entry, code
 
 
-def note_freed(card: CardState, entry: jax.Array, site: Number, is_freed: jax.Array) -> CardState:
-    """Remember a block that was given back, so that a checker can find work that still used it."""
-    rows = card.freed.shape[0] - 1
-    total = card.freed[rows, 0]
-    now = host_now(card)
-    facts = [
-        entry[HeapEntry.START],
-        entry[HeapEntry.ASKED],
-        entry[HeapEntry.REST],
-        entry[HeapEntry.SITE],
-        site,
-        entry[HeapEntry.BORN],
-        card.clock[Clock.ENQUEUED],
-        now.hi,
-        now.lo,
-    ]
-    assert len(facts) == len(Freed)
-    header = jnp.where(jnp.arange(len(Freed)) == 0, total + jnp.where(is_freed, 1, 0), 0)
-    fact_row = jnp.stack([jnp.asarray(fact, jnp.int32) for fact in facts])
-    index = jnp.arange(rows + 1)[:, None]
-    written = (index == total % rows) & is_freed
-    freed = jnp.where(index == rows, header[None], jnp.where(written, fact_row[None], card.freed))
-    return dataclasses.replace(card, freed=freed)
-
-
 @stage(changes=("hbm", "clock", "status", "freed"))
 def _free(card: CardState, request: jax.Array) -> CardState:
     pointer, site = request
@@ -209,6 +190,12 @@ def _free_host(card: CardState, request: jax.Array) -> CardState:
     heap, entry, code = release(card, card.host, pointer, 0)
     card = note_freed(dataclasses.replace(card, host=heap), entry, site, code == Code.SUCCESS)
     return status.note(spend(card, card.chip["host_free_ns"]), code, site)
+
+
+def _known(policy: Number) -> Number:
+    """Return a policy as given; -1 for a number that int32 does not hold, which is outside the enum as well."""
+    is_far = isinstance(policy, int | np.integer) and not -(2**31) <= policy < 2**31
+    return -1 if is_far else policy
 
 
 @verb
@@ -227,8 +214,10 @@ def malloc(
     - ``HUGE_FIRST``: 4 KiB pages up to 1 MiB; above, 2 MiB pages, or 4 KiB pages if those do not fit;
     - ``HUGE_ONLY``: 2 MiB pages; ``NORMAL_ONLY``: 4 KiB pages; ``HUGE1G_ONLY``: 1 GiB pages without the extra bytes.
 
-    The P2P variants use the same pages. Of a policy, :class:`PolicyFlag` bits are accepted and ignored. A block begins
-    at a multiple of its page, at the lowest address where it fits. Contents are whatever was there before.
+    The P2P variants use the same pages. Of a policy, :class:`PolicyFlag` bits are accepted and ignored; any other value
+    is no error, as documented: from 2 MiB on it means huge pages only, below that normal ones (CANN,
+    aclrtMemMallocPolicy). A block begins at a multiple of its page, at the lowest address where it fits. Contents are
+    whatever was there before.
 
     Args:
       card: The card.
@@ -238,8 +227,8 @@ def malloc(
 
     Returns:
       The card and a pointer: an int32 that counts granules of 64 bytes (``ptr + 1`` is 64 bytes further), 0 on failure.
-      Status 107002 without a current context, 100000 for a size of 0 or less or an unknown policy, 207001 when no
-      range is large enough (``aj.out_of_memory(card)`` says what there was).
+      Status 107002 without a current context, 100000 for a size of 0 or less, 207001 when no range is large
+      enough (``aj.out_of_memory(card)`` says what there was), 900004 when the card's ``max_blocks`` are in use.
 
     >>> import ascend_jax as aj
     >>> card, ptr = aj.malloc(aj.init(aj.chip("Ascend910B2")), 8 << 20)
@@ -247,7 +236,8 @@ def malloc(
     >>> (total - free) >> 20
     12
     """
-    return _malloc(card, packed(*split_bytes(nbytes), policy, site), is_padded=True)
+    card, pointer = _malloc(card, packed(*split_bytes(nbytes), _known(policy), site), is_padded=True)
+    return with_request(card, nbytes), pointer
 
 
 @verb
@@ -259,7 +249,8 @@ def malloc_align32(
     site: Site = None,
 ) -> tuple[CardState, jax.Array]:
     """Allocate device memory without the extra bytes (``aclrtMallocAlign32``); otherwise as :func:`malloc`."""
-    return _malloc(card, packed(*split_bytes(nbytes), policy, site), is_padded=False)
+    card, pointer = _malloc(card, packed(*split_bytes(nbytes), _known(policy), site), is_padded=False)
+    return with_request(card, nbytes), pointer
 
 
 @verb
@@ -271,13 +262,14 @@ def free(card: CardState, pointer: int | jax.Array, *, site: Site = None) -> Car
     Status 100000 for the null pointer, 107000 for a pointer that is not the start of a live block or that belongs to a
     pool. (Freeing twice has been seen to return 0 on a real card; here it is an error, because it is always a mistake.)
     """
-    return _free(card, packed(pointer, site))
+    return _free(card, packed(address(pointer), site))
 
 
 @verb
 def malloc_host(card: CardState, nbytes: int | jax.Array, *, site: Site = None) -> tuple[CardState, jax.Array]:
     """Allocate pinned host memory (``aclrtMallocHost``); its pointers are negative. Freed with ``free_host``."""
-    return _malloc_host(card, packed(*split_bytes(nbytes), 0, site))
+    card, pointer = _malloc_host(card, packed(*split_bytes(nbytes), 0, site))
+    return with_request(card, nbytes, "host"), pointer
 
 
 @verb
@@ -287,10 +279,11 @@ def malloc_pageable(card: CardState, nbytes: int | jax.Array, *, site: Site = No
     It lies beside pinned memory, and :func:`host_register` pins it. An asynchronous copy from or to it is no
     asynchronous copy: see :func:`memcpy_async`. Freed with ``free_host``.
     """
-    return _malloc_host(card, packed(*split_bytes(nbytes), int(HeapFlag.PAGEABLE), site))
+    card, pointer = _malloc_host(card, packed(*split_bytes(nbytes), int(HeapFlag.PAGEABLE), site))
+    return with_request(card, nbytes, "host"), pointer
 
 
 @verb
 def free_host(card: CardState, pointer: int | jax.Array, *, site: Site = None) -> CardState:
     """Give host memory back (``aclrtFreeHost``)."""
-    return _free_host(card, packed(pointer, site))
+    return _free_host(card, packed(address(pointer), site))

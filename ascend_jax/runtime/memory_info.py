@@ -34,17 +34,20 @@ class MemAttr(enum.IntEnum):
     HBM_P2P_NORMAL = 9
     HBM_HUGE1G = 10
     HBM_P2P_HUGE1G = 11
+    NORMAL = 12  # from here on: whatever memory the chip has
+    HUGE = 13
+    HUGE1G = 14
+    P2P_NORMAL = 15
+    P2P_HUGE = 16
+    P2P_HUGE1G = 17
 
 
-_PAGE_OF = {
-    MemAttr.HBM: 1,
-    MemAttr.HBM_NORMAL: 1,
-    MemAttr.HBM_P2P_NORMAL: 1,
-    MemAttr.HBM_HUGE: HUGE_PAGE,
-    MemAttr.HBM_P2P_HUGE: HUGE_PAGE,
-    MemAttr.HBM_HUGE1G: GIANT_PAGE,
-    MemAttr.HBM_P2P_HUGE1G: GIANT_PAGE,
-}
+_DDR_FAMILIES = frozenset({"310", "310B", "310P"})  # chips without HBM (CANN, aclrtGetMemInfo)
+
+
+def _page_of(attr: MemAttr) -> int:
+    name = attr.name
+    return GIANT_PAGE if name.endswith("1G") else HUGE_PAGE if name.endswith("HUGE") else 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +94,14 @@ class OutOfMemory:
     shortages: int  # allocations that did not fit so far
     memory: str  # "device" or "host"
     owners: tuple[Owner, ...]
+    limit_bytes: int | None = None  # most that the pool or the cache asked may reserve, if that was too little
+    held_bytes: int | None = None  # what it had reserved then
 
     def __str__(self) -> str:
+        limit = "" if self.limit_bytes is None else f"limit {self.limit_bytes}, {self.held_bytes} of it reserved, "
         numbers = (
             f"{self.requested_bytes} bytes of {self.memory} memory requested at {self.site or 'unknown site'}, "
-            f"{self.free_bytes} free, {self.largest_free_bytes} in the largest free block, "
+            f"{limit}{self.free_bytes} free, {self.largest_free_bytes} in the largest free block, "
             f"{self.reserved_unused_bytes} reserved by pools but unused"
         )
         most = ", ".join(f"{one.site} {one.nbytes} in {one.blocks}" for one in self.owners[:OWNERS])
@@ -139,7 +145,8 @@ def mem_get_info(card: CardState, attr: MemAttr | int = MemAttr.HBM) -> tuple[in
     """Return (free, total) bytes of device memory (``aclrtGetMemInfo``).
 
     Asked for huge pages, free are the bytes in whole free pages of 2 MiB or 1 GiB. A chip with HBM has no DDR to
-    allocate from, so those attributes give zeros (CANN, aclrtGetMemInfo).
+    allocate from, so those attributes give zeros; on a chip without HBM its attributes mean the DDR (CANN,
+    aclrtGetMemInfo).
 
     Raises:
       ValueError: The attribute is unknown, or the card has batch axes.
@@ -153,10 +160,10 @@ def mem_get_info(card: CardState, attr: MemAttr | int = MemAttr.HBM) -> tuple[in
     require_single(card)
     if attr not in MemAttr.__members__.values():
         raise ValueError(f"attr = {attr}: must be one of {', '.join(f'{one.name} {int(one)}' for one in MemAttr)}")
-    page = _PAGE_OF.get(MemAttr(attr))
-    if page is None:
+    attr = MemAttr(attr)
+    if attr.name.startswith("DDR") and card.chip.family not in _DDR_FAMILIES:
         return 0, 0
-    return _free_in_pages(card.hbm, page) * GRANULE_BYTES, int(card.hbm.words[HeapWord.END]) * GRANULE_BYTES
+    return _free_in_pages(card.hbm, _page_of(attr)) * GRANULE_BYTES, int(card.hbm.words[HeapWord.END]) * GRANULE_BYTES
 
 
 def hbm_peak_bytes(card: CardState) -> int:
@@ -196,7 +203,7 @@ def out_of_memory(card: CardState, *, memory: str | None = None) -> OutOfMemory 
 
     Args:
       card: One card.
-      memory: "device" or "host"; by default device memory if something did not fit there, else host memory.
+      memory: "device" or "host"; by default the one where something did not fit last.
 
     Raises:
       ValueError: ``memory`` is neither "device" nor "host", or the card has batch axes.
@@ -208,22 +215,29 @@ def out_of_memory(card: CardState, *, memory: str | None = None) -> OutOfMemory 
     (100, True)
     """
     names = ("device", "host") if memory is None else (memory,)
-    for name in names:
-        heap = _heap(card, name)
-        words = np.asarray(heap.words, np.int64)
-        if words[HeapWord.SHORTAGES]:
-            requested = words[HeapWord.SHORT_WHOLE] * GRANULE_BYTES + words[HeapWord.SHORT_REST]
-            return OutOfMemory(
-                requested_bytes=int(requested),
-                free_bytes=int(words[HeapWord.SHORT_FREE]) * GRANULE_BYTES,
-                largest_free_bytes=int(words[HeapWord.SHORT_LARGEST]) * GRANULE_BYTES,
-                reserved_unused_bytes=int(words[HeapWord.SHORT_IDLE]) * GRANULE_BYTES,
-                site=callsite.text(int(words[HeapWord.SHORT_SITE])),
-                shortages=int(words[HeapWord.SHORTAGES]),
-                memory=name,
-                owners=_owners(heap),
-            )
-    return None
+    short = [name for name in names if _words(card, name)[HeapWord.SHORTAGES]]
+    if not short:
+        return None
+    name = max(short, key=lambda name: _words(card, name)[[HeapWord.SHORT_HI, HeapWord.SHORT_LO]].tolist())
+    words = _words(card, name)
+    whole = (int(words[HeapWord.SHORT_HIGH]) << 31) + int(words[HeapWord.SHORT_WHOLE])
+    limit = int(words[HeapWord.SHORT_LIMIT]) * GRANULE_BYTES
+    return OutOfMemory(
+        requested_bytes=whole * GRANULE_BYTES + int(words[HeapWord.SHORT_REST]),
+        free_bytes=int(words[HeapWord.SHORT_FREE]) * GRANULE_BYTES,
+        largest_free_bytes=int(words[HeapWord.SHORT_LARGEST]) * GRANULE_BYTES,
+        reserved_unused_bytes=int(words[HeapWord.SHORT_IDLE]) * GRANULE_BYTES,
+        site=callsite.text(int(words[HeapWord.SHORT_SITE])),
+        shortages=int(words[HeapWord.SHORTAGES]),
+        memory=name,
+        owners=_owners(_heap(card, name)),
+        limit_bytes=limit or None,
+        held_bytes=int(words[HeapWord.SHORT_HELD]) * GRANULE_BYTES if limit else None,
+    )
+
+
+def _words(card: CardState, memory: str) -> np.ndarray:
+    return np.asarray(_heap(card, memory).words, np.int64)
 
 
 def _heap(card: CardState, memory: str) -> Heap:

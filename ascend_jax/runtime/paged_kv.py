@@ -8,6 +8,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.rows import Number, get_row, put_row
@@ -64,6 +65,11 @@ def _check(cache: PagedCache, sequence: Number, positions: Number) -> jax.Array:
     return first_code((is_unknown, Code.RT_PARAM_INVALID), (jnp.asarray(positions) < 0, Code.INVALID_PARAM))
 
 
+def _within_int32(number: Number) -> Number:
+    """Return a number as given, a Python int at the nearest one that int32 holds: no cache is that large."""
+    return max(-(2**31), min(int(number), 2**31 - 1)) if isinstance(number, int | np.integer) else number
+
+
 def kv_extend(cache: PagedCache, sequence: Number, positions: Number) -> tuple[PagedCache, jax.Array]:
     """Make a sequence longer by some positions; it gets the lowest free pages that it needs.
 
@@ -71,6 +77,7 @@ def kv_extend(cache: PagedCache, sequence: Number, positions: Number) -> tuple[P
       The cache and a code: 107000 for an unknown sequence, 100000 for a negative count, 207001 if there are too few
       free pages or its table is too short. On failure nothing has changed.
     """
+    sequence, positions = _within_int32(sequence), _within_int32(positions)
     code = _check(cache, sequence, positions)
     row = jnp.clip(jnp.asarray(sequence, jnp.int32), 0, cache.tables.shape[0] - 1)
     length, table = get_row(cache.lengths, row), get_row(cache.tables, row)
@@ -93,6 +100,7 @@ def kv_extend(cache: PagedCache, sequence: Number, positions: Number) -> tuple[P
 
 def kv_free(cache: PagedCache, sequence: Number) -> tuple[PagedCache, jax.Array]:
     """End a sequence and free its pages; freeing an empty one changes nothing. Code 107000 for an unknown sequence."""
+    sequence = _within_int32(sequence)
     code = _check(cache, sequence, 0)
     ok = code == Code.SUCCESS
     row = jnp.clip(jnp.asarray(sequence, jnp.int32), 0, cache.tables.shape[0] - 1)
@@ -108,6 +116,7 @@ def kv_slots(cache: PagedCache, sequence: Number, positions: jax.Array) -> tuple
     A slot is -1 where the position is not in the sequence. Code 107000 for an unknown sequence or any such position, or
     a page number outside the cache in an entry that is needed.
     """
+    sequence = _within_int32(sequence)
     code = _check(cache, sequence, 0)
     row = jnp.clip(jnp.asarray(sequence, jnp.int32), 0, cache.tables.shape[0] - 1)
     table, length = get_row(cache.tables, row), get_row(cache.lengths, row)
@@ -118,7 +127,7 @@ def kv_slots(cache: PagedCache, sequence: Number, positions: jax.Array) -> tuple
     return slots, first_failing(code, first_code((~is_known.all(), Code.RT_PARAM_INVALID)))
 
 
-def is_consistent(cache: PagedCache) -> jax.Array:
+def kv_is_consistent(cache: PagedCache) -> jax.Array:
     """Return whether free and used pages are disjoint and complete, and every table holds what its length needs."""
     pages, width = cache.owners.shape[0], cache.tables.shape[1]
     held = -(-cache.lengths // cache.page_size)

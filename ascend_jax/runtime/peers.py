@@ -11,7 +11,7 @@ from ascend_jax.runtime import clock, layout, status
 from ascend_jax.runtime.advance import Goal
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.commands import Command, at_least_1ns, host_stream, operand_rows
+from ascend_jax.runtime.commands import Command, answer, at_least_1ns, host_stream, operand_rows
 from ascend_jax.runtime.copies import check_range, find_queue, submit
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.handles import has_context
@@ -20,9 +20,9 @@ from ascend_jax.runtime.layout import Device, Field, Kind, Resource
 from ascend_jax.runtime.ranges import Range, byte_range, granules, is_empty
 from ascend_jax.runtime.rows import Number, with_entries
 from ascend_jax.runtime.state import CardState
-from ascend_jax.runtime.status import first_code, first_failing, last_code
+from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import make_room, settle
-from ascend_jax.runtime.transfers import download, load_bytes, store_bytes, upload
+from ascend_jax.runtime.transfers import load_bytes, move_array, store_bytes
 from ascend_jax.runtime.translation import translate
 
 MOST_DEVICES = 31
@@ -69,15 +69,20 @@ def peer_access_status(card: CardState, device: int) -> jax.Array:
     return (card.device[..., Device.PEERS] >> device) & 1
 
 
+@stage
+def _refusal(card: CardState, place: Range, wrong: Number, site: Number) -> tuple:
+    """Say what is wrong with one side, before anything is queued; return (card, code)."""
+    place = translate(card, place)
+    on_host = first_code((place.pointer < layout.NULL, Code.RT_PARAM_INVALID))
+    code = first_failing(find_queue(card, layout.NONE, True)[0], on_host, check_range(card, place), jnp.asarray(wrong))
+    return answer(card, code, site, layout.NONE)
+
+
 @stage(static=("path",))
-def _one_side(
-    card: CardState, place: Range, is_written: bool | jax.Array, wrong: Number, site: Number, *, path: str
-) -> tuple:
-    """Hold one card's copy engine for as long as the link needs; return (card, code)."""
+def _hold(card: CardState, place: Range, is_written: bool | jax.Array, site: Number, *, path: str) -> CardState:
+    """Hold one card's copy engine for as long as the link needs."""
     place, is_written = translate(card, place), jnp.asarray(is_written)
     code, slot = find_queue(card, layout.NONE, True)
-    on_host = first_code((place.pointer < layout.NULL, Code.RT_PARAM_INVALID))
-    code = first_failing(code, on_host, check_range(card, place), jnp.asarray(wrong, jnp.int32))
     nbytes = place.whole * jnp.float32(layout.GRANULE_BYTES) + place.rest
     block_ns = links.copy_between_ns(card.chip, nbytes, path)
     drawn = nbytes * 1e9 / block_ns / card.chip["hbm_bytes_per_s"]
@@ -95,7 +100,7 @@ def _one_side(
             Field.MOVED: granules(place),
         },
     )
-    return submit(card, command, code, is_empty(place), site, is_blocking=True)
+    return submit(card, command, code, is_empty(place), site, is_blocking=True)[0]
 
 
 @stage(reads=(), changes=("clock",))
@@ -140,31 +145,36 @@ def memcpy_peer(
 
     Returns:
       Both cards. The status of each says what is wrong with its own range, as :func:`memcpy`; if one refuses, nothing
-      is copied. 207000 if access is enabled and the cards have no direct link.
+      is copied and no time passes. 107001 for a device number below 0 or above 30, 207000 if access is enabled and the
+      cards have no direct link. Bytes move if both cards have values.
 
     Raises:
       ValueError: The call is traced; whether access is enabled must be known. Or both numbers are the same.
     """
-    access = concrete(peer_access_status(dst_card, src_device))
-    if access is None:
+    if src_device == dst_device:
+        raise ValueError(f"src_device = dst_device = {src_device}: give the numbers of two cards")
+    known = all(0 <= device < MOST_DEVICES for device in (src_device, dst_device))
+    access = concrete(peer_access_status(dst_card, src_device)) if known else np.int32(0)
+    if access is None or concrete(src_card.clock) is None:
         raise ValueError("memcpy_peer is a call of the host: make it outside jit")
     dst_card, src_card = _joined(dst_card, src_card)
-    if not access:
-        src_card, data = download(src_card, src, (nbytes,), np.uint8, site=site)
-        dst_card, src_card = _joined(dst_card, src_card)
-        if int(last_code(src_card)) == Code.SUCCESS:
-            dst_card = upload(dst_card, dst, data, site=site)
-        return _joined(dst_card, src_card)
-    refused = Code.SUCCESS if can_access_peer(dst_card, src_card) else Code.FEATURE_NOT_SUPPORT
+    has_link = not access or can_access_peer(dst_card, src_card)
+    wrong = Code.RT_INVALID_DEVICEID if not known else Code.SUCCESS if has_link else Code.FEATURE_NOT_SUPPORT
     to, start = byte_range(dst, 0, nbytes), byte_range(src, 0, nbytes)
-    path = links.path_between(dst_card.chip, src_device, dst_device)
-    src_card, src_code = _one_side(make_room(src_card, site), start, False, int(refused), site, path=path)
-    wrong = int(src_code)
-    if wrong == Code.SUCCESS:
-        dst_card, dst_code = _one_side(make_room(dst_card, site), to, True, 0, site, path=path)
-        wrong = int(dst_code)
-    src_card = settle(src_card, Goal(stream=host_stream(src_card)), site)
-    dst_card = settle(dst_card, Goal(stream=host_stream(dst_card)), site)
-    if wrong == Code.SUCCESS and nbytes and src_card.has_values and dst_card.has_values:
+    src_card, src_code = _refusal(src_card, start, int(wrong), site)
+    dst_card, dst_code = _refusal(dst_card, to, int(wrong), site)
+    if int(src_code) or int(dst_code):
+        return _joined(dst_card, src_card)
+    if access:
+        path = links.path_between(dst_card.chip, src_device, dst_device)
+        src_card = _hold(make_room(src_card, site), start, False, site, path=path)
+        dst_card = _hold(make_room(dst_card, site), to, True, site, path=path)
+        src_card = settle(src_card, Goal(stream=host_stream(src_card)), site)
+        dst_card = settle(dst_card, Goal(stream=host_stream(dst_card)), site)
+    else:
+        src_card = move_array(src_card, start, False, site)
+        dst_card, src_card = _joined(dst_card, src_card)
+        dst_card = move_array(dst_card, to, True, site)
+    if nbytes and src_card.has_values and dst_card.has_values:
         dst_card = store_bytes(dst_card, to, load_bytes(src_card, start, nbytes))
     return _joined(dst_card, src_card)

@@ -44,8 +44,15 @@ class Range(NamedTuple):
         return Range(moved, offset - (granules << GRANULE_SHIFT), whole, rest, jnp.zeros_like(moved))
 
 
+def address(pointer: Number) -> Number:
+    """Return a pointer as given, or one at which nothing lies if it is a number that int32 does not hold."""
+    is_far = isinstance(pointer, int | np.integer) and not -(2**31) <= pointer < 2**31
+    return 2**31 - 1 if is_far else pointer
+
+
 def byte_range(pointer: Number, offset: Number, nbytes: Number) -> Range:
     """Return a range; Python ints may have any size, what no card has becomes a length below 0, to be refused."""
+    pointer = address(pointer)
     whole, rest = split_bytes(nbytes)
     if not isinstance(offset, int | np.integer):
         return Range(pointer, offset, whole, rest)
@@ -63,6 +70,30 @@ def split_bytes(nbytes: Number) -> tuple[Number, Number]:
     return (min(whole, MOST_GRANULES), rest) if isinstance(nbytes, int | np.integer) else (whole, rest)
 
 
+def rows_range(pointer: Number, pitch: jax.Array, width: jax.Array, height: jax.Array) -> Range:
+    """Return the range from the first byte of the first of some rows to the last byte of the last, all int32.
+
+    No step leaves int32: a length that no card has becomes one below 0, to be refused.
+    """
+    pointer = address(pointer)
+    is_some = (width > 0) & (height > 0)
+    whole, rest = product(jnp.where(is_some, height - 1, 0), jnp.where(is_some, pitch, 0))
+    width = jnp.where(is_some, width, 0)
+    low = rest + (width & (GRANULE_BYTES - 1))
+    whole = jnp.where(whole < 0, layout.NONE, whole + (width >> GRANULE_SHIFT) + (low >> GRANULE_SHIFT))
+    return Range(pointer, 0, whole, low & (GRANULE_BYTES - 1))
+
+
+def product(count: jax.Array, nbytes: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return ``count * nbytes`` bytes, int32 of 0 or more, as (granules, rest); (-1, 0) for more than a card has."""
+    is_huge = count.astype(jnp.float32) * nbytes / GRANULE_BYTES >= MOST_GRANULES - GRANULE_BYTES * 1024
+    count_whole, count_rest = count >> GRANULE_SHIFT, count & (GRANULE_BYTES - 1)
+    nbytes_whole, nbytes_rest = nbytes >> GRANULE_SHIFT, nbytes & (GRANULE_BYTES - 1)
+    low = count_rest * nbytes_rest
+    whole = count * nbytes_whole + count_whole * nbytes_rest + (low >> GRANULE_SHIFT)
+    return jnp.where(is_huge, layout.NONE, whole), jnp.where(is_huge, 0, low & (GRANULE_BYTES - 1))
+
+
 def granules(place: Range) -> jax.Array:
     """Return the length in granules, rounded up."""
     return place.whole + (place.rest > 0)
@@ -71,6 +102,28 @@ def granules(place: Range) -> jax.Array:
 def is_empty(place: Range) -> jax.Array:
     """Return whether a range has no bytes."""
     return (place.whole == 0) & (place.rest == 0)
+
+
+def starts_at(one: Range, other: Range) -> jax.Array:
+    """Return whether two ranges in normal form begin at the same byte."""
+    return (one.pointer == other.pointer) & (one.offset == other.offset)
+
+
+def rows_meet(one: Range, other: Range, pitch: jax.Array, width: jax.Array, height: jax.Array) -> jax.Array:
+    """Return whether two sets of rows of one pitch share a byte, given the ranges they span, in normal form."""
+    ahead, low = one.pointer - other.pointer, one.offset - other.offset
+    is_behind = (ahead < 0) | ((ahead == 0) & (low < 0))
+    ahead, low = jnp.where(is_behind, -ahead, ahead), jnp.where(is_behind, -low, low)
+    ahead, low = jnp.where(low < 0, ahead - 1, ahead), jnp.where(low < 0, low + GRANULE_BYTES, low)
+    divisor = jnp.maximum(pitch, 1)
+    steps, left = ahead // divisor, (ahead % divisor).astype(jnp.uint32)
+    for bit in reversed(range(GRANULE_SHIFT)):  # long division of the distance in bytes, which may pass int32
+        left = left * 2 + ((low >> bit) & 1).astype(jnp.uint32)
+        fits = left >= divisor.astype(jnp.uint32)
+        left = jnp.where(fits, left - divisor.astype(jnp.uint32), left)
+        steps = steps * 2 + fits
+    left = left.astype(jnp.int32)
+    return overlaps(one, other) & ((left < width) | ((divisor - left < width) & (steps < height - 1)))
 
 
 def overlaps(one: Range, other: Range) -> jax.Array:

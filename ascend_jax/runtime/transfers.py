@@ -17,9 +17,9 @@ from ascend_jax.runtime.advance import Goal
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, host_stream, operand_rows
 from ascend_jax.runtime.copies import check_range, find_queue, submit, transfer
-from ascend_jax.runtime.edge import Site, stage, verb
+from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.kernels import Argument, from_bytes, require_plain, to_bytes
-from ascend_jax.runtime.layout import Kind
+from ascend_jax.runtime.layout import HeapWord, Kind
 from ascend_jax.runtime.ranges import Range, byte_range, is_empty
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
@@ -29,7 +29,7 @@ from ascend_jax.runtime.translation import translate
 
 
 @stage
-def _pageable(card: CardState, place: Range, to_device: bool | jax.Array, site: Number) -> tuple:
+def _queue_array(card: CardState, place: Range, to_device: bool | jax.Array, site: Number) -> tuple:
     place, to_device = translate(card, place), jnp.asarray(to_device)
     on_host = place.pointer < layout.NULL
     code, slot = find_queue(card, layout.NONE, True)
@@ -39,6 +39,12 @@ def _pageable(card: CardState, place: Range, to_device: bool | jax.Array, site: 
         Kind.COPY, slot, operands=operand_rows(place), writes=to_device, reads=~to_device, has_effect=False, **moving
     )
     return submit(card, command, code, is_empty(place), site, is_blocking=True)
+
+
+def move_array(card: CardState, place: Range, to_device: bool, site: Site) -> CardState:
+    """Take the time of a copy between a device range and an array of the host program, and note its code."""
+    card = _queue_array(make_room(card, site), place, to_device, site)[0]
+    return settle(card, Goal(stream=host_stream(card)), site)
 
 
 def _raw(array: ArrayLike) -> tuple[np.ndarray | jax.Array, int]:
@@ -53,7 +59,7 @@ def _raw(array: ArrayLike) -> tuple[np.ndarray | jax.Array, int]:
     return raw, raw.nbytes
 
 
-@stage(reads=("virtual",), changes=("memory",))
+@stage(reads=("hbm", "virtual"), changes=("memory",))
 def _store(card: CardState, place: Range, array: jax.Array, code: jax.Array) -> CardState:
     raw, place = to_bytes(array), translate(card, place)
     index = hbm.first_byte(card, place.pointer, place.offset)
@@ -63,7 +69,7 @@ def _store(card: CardState, place: Range, array: jax.Array, code: jax.Array) -> 
     return dataclasses.replace(card, memory=lax.dynamic_update_slice(card.memory, raw, (index,)))
 
 
-@stage(static=("argument",), reads=("memory", "virtual"), changes=())
+@stage(static=("argument",), reads=("memory", "hbm", "virtual"), changes=())
 def _load(card: CardState, place: Range, code: jax.Array, *, argument: Argument) -> tuple:
     place = translate(card, place)
     index = hbm.first_byte(card, place.pointer, place.offset)
@@ -87,6 +93,14 @@ def _argument(shape: tuple[int, ...], dtype: object) -> Argument:
     return Argument(tuple(int(n) for n in shape), kind)
 
 
+def _require_shape(card: CardState, argument: Argument) -> None:
+    """Refuse an array that no memory could hold: its zeros could not be returned either."""
+    words = concrete(card.hbm.words[..., HeapWord.END])
+    most = (2**31 if words is None else int(words.max())) * layout.GRANULE_BYTES + card.host_backing_bytes
+    if argument.nbytes > most:
+        raise ValueError(f"shape = {argument.shape}: {argument.nbytes} bytes; the card has {most}; ask for fewer")
+
+
 def _has_bytes(card: CardState, nbytes: int) -> bool:
     """Whether an array of this length can be there at all; the status says so if it cannot."""
     return card.has_values and nbytes <= card.memory.shape[-1]
@@ -102,8 +116,7 @@ def upload(card: CardState, dst: Number, array: ArrayLike, *, offset: Number = 0
     """
     raw, nbytes = _raw(array)
     place = byte_range(dst, offset, nbytes)
-    card = _pageable(make_room(card, site), place, True, site)[0]
-    card = settle(card, Goal(stream=host_stream(card)), site)
+    card = move_array(card, place, True, site)
     return _store(card, place, raw, last_code(card)) if _has_bytes(card, nbytes) else card
 
 
@@ -115,11 +128,14 @@ def download(
 
     The bytes are those at the end of the copy. Status as :func:`memcpy`; on failure, and on a card without values,
     the array is zero.
+
+    Raises:
+      ValueError: The array is longer than all memory of the card.
     """
     argument = _argument(shape, dtype)
+    _require_shape(card, argument)
     place = byte_range(src, offset, argument.nbytes)
-    card = _pageable(make_room(card, site), place, False, site)[0]
-    card = settle(card, Goal(stream=host_stream(card)), site)
+    card = move_array(card, place, False, site)
     if not _has_bytes(card, argument.nbytes):
         return card, jnp.zeros(argument.shape, argument.dtype)
     return _load(card, place, last_code(card), argument=argument)
@@ -151,6 +167,7 @@ def host_read(
     An asynchronous copy that has not ended by now has changed nothing yet.
     """
     argument = _argument(shape, dtype)
+    _require_shape(card, argument)
     place = byte_range(src, offset, argument.nbytes)
     card, code = _check_host(look(card, site), place, site)
     if not _has_bytes(card, argument.nbytes):

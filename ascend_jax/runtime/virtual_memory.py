@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from ascend_jax.runtime import layout, status
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.edge import Site, packed, stage, verb
+from ascend_jax.runtime.freed import note_freed
 from ascend_jax.runtime.handles import has_context
 from ascend_jax.runtime.heap import FAR, block_at, change, remove, row_at
 from ascend_jax.runtime.host import spend
@@ -26,8 +27,9 @@ from ascend_jax.runtime.layout import (
     VirtualKind,
 )
 from ascend_jax.runtime.memory import allocate
-from ascend_jax.runtime.ranges import split_bytes
+from ascend_jax.runtime.ranges import address, split_bytes
 from ascend_jax.runtime.rows import Number, get_row, put_if
+from ascend_jax.runtime.shortages import with_request
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
 
@@ -153,7 +155,7 @@ def _map(card: CardState, request: jax.Array) -> CardState:
     return status.note(card, code, site)
 
 
-@stage(changes=("virtual", "hbm", "clock", "status"))
+@stage(changes=("virtual", "hbm", "clock", "status", "freed"))
 def _unmap(card: CardState, request: jax.Array) -> CardState:
     pointer, site = request
     found, row = _row_at(card, VirtualKind.MAPPING, pointer)
@@ -162,8 +164,10 @@ def _unmap(card: CardState, request: jax.Array) -> CardState:
     virtual = put_if(ok, card.virtual, row, jnp.zeros(len(Virtual), jnp.int32))
     card = dataclasses.replace(card, virtual=virtual)
     is_block, block = row_at(card.hbm, handle)
-    is_condemned = (block_at(card.hbm, block)[HeapEntry.FLAGS] & HeapFlag.CONDEMNED) != 0
-    hbm = remove(card.hbm, block, ok & is_block & is_condemned & ~_is_mapped(card, handle))
+    entry, is_last = block_at(card.hbm, block), ok & is_block & ~_is_mapped(card, handle)
+    card = note_freed(card, entry, site, is_last)  # from here on no address leads to it
+    is_condemned = (entry[HeapEntry.FLAGS] & HeapFlag.CONDEMNED) != 0
+    hbm = remove(card.hbm, block, is_last & is_condemned)
     card = spend(dataclasses.replace(card, hbm=hbm), card.chip["host_free_ns"])
     return status.note(card, code, site)
 
@@ -193,7 +197,7 @@ def release_mem_address(card: CardState, pointer: Number, *, site: Site = None) 
 
     Status 100000 for the null pointer, 107000 for what is no start of a reservation or while anything is mapped there.
     """
-    return _release(card, packed(pointer, site))
+    return _release(card, packed(address(pointer), site))
 
 
 @verb
@@ -207,13 +211,14 @@ def malloc_physical(
       :func:`mem_allocation_granularity`.
     """
     page = GIANT_PAGE if giant else HUGE_PAGE
-    return _malloc_physical(card, packed(*split_bytes(nbytes), site), page=page)
+    card, handle = _malloc_physical(card, packed(*split_bytes(nbytes), site), page=page)
+    return with_request(card, nbytes), handle
 
 
 @verb
 def free_physical(card: CardState, handle: Number, *, site: Site = None) -> CardState:
     """Give physical memory back, once it is mapped nowhere (``aclrtFreePhysical``); 107000 for an unknown handle."""
-    return _free_physical(card, packed(handle, site))
+    return _free_physical(card, packed(address(handle), site))
 
 
 @verb
@@ -223,10 +228,10 @@ def map_mem(card: CardState, pointer: Number, nbytes: Number, handle: Number, *,
     Status 100000 for a null pointer or handle; 107000 for an unknown handle, a size that is not that of the physical
     memory, an address that is no multiple of 2 MiB, not reserved or mapped already; 900005 if the table is full.
     """
-    return _map(card, packed(pointer, *split_bytes(nbytes), handle, site))
+    return _map(card, packed(address(pointer), *split_bytes(nbytes), address(handle), site))
 
 
 @verb
 def unmap_mem(card: CardState, pointer: Number, *, site: Site = None) -> CardState:
     """Undo a mapping (``aclrtUnmapMem``); 107000 if none starts at ``pointer``. Memory freed before goes now."""
-    return _unmap(card, packed(pointer, site))
+    return _unmap(card, packed(address(pointer), site))

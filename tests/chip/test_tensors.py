@@ -79,3 +79,12 @@ def test_mistakes(memory):
     for level, shape, copies in [("L3", (1,), 1), ("UB", (-1,), 1), ("UB", (1,), 0)]:
         with pytest.raises(ValueError, match="must be"):
             aj.alloc_local(memory, level, shape, np.uint8, copies=copies)
+
+
+def test_a_handle_that_was_given_back_frees_nothing_newer(memory):
+    memory, old = aj.alloc_local(memory, "UB", (8,), np.float32, name="x")
+    memory = aj.free_local(memory, old)
+    for extent in (8, 100):
+        newer, _ = aj.alloc_local(memory, "UB", (extent,), np.float32, name="x")
+        with pytest.raises(ValueError, match="not allocated"):
+            aj.free_local(newer, old)

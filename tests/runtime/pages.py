@@ -21,7 +21,9 @@ class Pages:
     def malloc(self, nbytes: int, policy: int = 0) -> tuple[int, int]:
         """Return (status, granule pointer); three bits of a policy are wishes that change nothing."""
         policy -= sum(policy & bit for bit in (0x100, 0x1000, 0x100000))
-        if nbytes <= 0 or not 0 <= policy <= 7:
+        if not 0 <= policy <= 7:
+            policy = 1 if nbytes >= 2 << 20 else 2
+        if nbytes <= 0:
             return INVALID_PARAM, 0
         if len(self.blocks) == self.max_blocks:
             return HEAP_FULL, 0

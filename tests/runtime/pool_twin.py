@@ -114,15 +114,20 @@ class PoolTwin:
         return RT_PARAM_INVALID
 
     def trim(self, keep: int) -> None:
+        """Idle pages that no queued work can use go, the highest first, one at a time, while ``keep`` bytes stay."""
         self._settle()
-        reserved = self.reserved
-        for piece in sorted(self.pieces, key=lambda piece: -piece.start):
-            if piece.asked or not self._is_done(piece):
-                continue
-            if reserved - piece.size < keep:
+        free = [piece for piece in self.pieces if not piece.asked and self._is_done(piece)]
+        pages = [page for piece in free for page in range(piece.start, piece.start + piece.size, HUGE)]
+        for page in sorted(pages, reverse=True):
+            if self.reserved - HUGE < keep:
                 break
-            reserved -= piece.size
-            self.pieces.remove(piece)
+            piece = next(piece for piece in self.pieces if piece.start <= page < piece.start + piece.size)
+            piece.size = page - piece.start
+            self.pieces = [piece for piece in self.pieces if piece.size]
+
+    def destroy(self) -> None:
+        """Everything idle goes except what queued work of its stream can still use."""
+        self.pieces = [piece for piece in self.pieces if piece.asked or not self._is_done(piece)]
 
     def synchronize(self) -> None:
         self.queued.clear()

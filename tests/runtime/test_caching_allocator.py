@@ -104,6 +104,9 @@ def test_rounding_to_parts_of_a_power_of_two(card, nbytes, rounded):
     ("expandable_segments:yes", ["True or False"]), ("roundup_power2_divisions:3", ["power of two"]),
     ("segment_size_mb:513", ["20 to 512"]), ("page_size:2m", ["1g"]), ("per_process_memory_fraction:2", ["0.0 to 1.0"]),
     ("max_split_size_mb:64,max_split_size_mb:64", ["twice"]),
+    ("pinned_max_cached_size_mb:banana", ["pinned_max_cached_size_mb:banana", "whole number"]),
+    ("pinned_mem_register:1", ["True or False"]),
+    ("segment_size_mb:40,large_segment_size_mb:40", ["large_segment_size_mb:40", "other name"]),
 ])  # fmt: skip
 def test_options_that_are_refused(card, text, words):
     with pytest.raises(ValueError) as caught:
@@ -182,27 +185,35 @@ def test_running_out_tells_the_truth(card):
     s = Session(card, "per_process_memory_fraction:0.5", pad_bytes=0)
     kept = s.alloc(30 << 30)
     s.free(s.alloc(1 << 30))
-    before = aj.memory_stats(s.cache), s.taken
+    before = s.cache, s.taken
     with pytest.raises(aj.CacheOutOfMemory, match="207001") as caught:
         s.alloc(3 << 30)
     report = caught.value.report
-    assert (report.requested_bytes, report.free_bytes, report.reserved_unused_bytes) == (3 << 30, 1 << 30, 1 << 30)
-    assert report.largest_free_bytes == (64 << 30) - 2 * MIB - (31 << 30)
+    assert (report.requested_bytes, report.free_bytes, report.reserved_unused_bytes) == (3 << 30, 2 << 30, 0)
+    assert (report.largest_free_bytes, report.limit_bytes, report.held_bytes) == (2 << 30, 32 << 30, 30 << 30)
     assert [(one.nbytes, one.blocks) for one in report.owners] == [(30 << 30, 1)]
     assert "test_caching_allocator.py" in report.owners[0].site and '"requested_bytes": 3221225472' in report.to_json()
-    assert (aj.memory_stats(s.cache), s.taken) == before
+    assert (s.cache, s.taken) == before, "what was passed in is as it was"
+    s.cache, s.card = caught.value.cache, caught.value.card
+    stats = aj.memory_stats(s.cache)
+    assert (stats["num_ooms"], stats["num_alloc_retries"], report.shortages) == (1, 1, 1)
+    assert s.mib("reserved_bytes") == 30 << 10 and s.taken == 30 << 30
     s.free(kept)
     assert s.alloc(3 << 30)
 
 
 def test_garbage_collection_frees_the_oldest_segments(card):
-    s = Session(card, "garbage_collection_threshold:0.5", pad_bytes=0)
+    s = Session(card, "garbage_collection_threshold:0.55", pad_bytes=0)  # 35.2 GiB
+    s.card, side = aj.create_stream(s.card)
     old, young = s.alloc(20 << 30), s.alloc(15 << 30)
     s.free(old)
-    s.alloc(100)  # the old one ages by a segment
+    s.free(s.alloc(2 * MIB, side))
+    s.alloc(2 * MIB, side)  # the old one ages by two searches, one of which finds a block
+    assert [block.age for block in s.cache.blocks.values() if block.size == 20 << 30] == [2]
     s.free(young)
+    s.alloc(100 * MIB, side), s.alloc(200 * MIB, side)
     s.alloc(21 << 30)
-    assert sorted(segment.size >> 30 for segment in s.cache.segments.values()) == [0, 15, 21]
+    assert sorted(segment.size >> 30 for segment in s.cache.segments.values()) == [0, 0, 0, 15, 21]
 
 
 @pytest.mark.parametrize("call", ["free twice", "free foreign", "record freed", "stream", "negative"])

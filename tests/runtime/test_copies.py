@@ -1,13 +1,17 @@
 """Copies: rows, pinned and pageable host memory, what is refused, and how much memory a data operation touches."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ascend_jax as aj
-from ascend_jax.runtime import values
+from ascend_jax.runtime import transfers, values
+from ascend_jax.runtime.kernels import Argument
 from ascend_jax.runtime.layout import Field, HeapWord, Time
+from ascend_jax.runtime.ranges import byte_range
 
 SIZE = 20_000
 
@@ -162,12 +166,36 @@ def test_a_data_operation_touches_what_it_moves_and_not_the_device_memory(kit):
     assert len({nbytes for nbytes, _ in scratch}) == 1 and scratch[0][0] < 1 << 20
 
 
+def test_arrays_touch_what_they_move_and_not_the_device_memory(kit):
+    card, at, *_ = kit
+    place, array = byte_range(at["a"], 0, SIZE).as_int32(), np.zeros(SIZE, np.uint8)
+    argument = Argument((SIZE,), np.dtype(np.uint8))
+
+    def scratch(nbytes):
+        total = nbytes + (1 << 16)
+        empty = dict.fromkeys(("shadow", "chip"), None) | {"kernels": (), "hbm_backing_bytes": nbytes}
+        shapes = dataclasses.replace(card, memory=jax.ShapeDtypeStruct((total,), jnp.uint8), **empty)
+        store = jax.jit(transfers._store.__wrapped__, donate_argnums=0).lower(shapes, place, array, jnp.int32(0))
+        load = jax.jit(lambda *args: transfers._load.__wrapped__(*args, argument=argument)[1])
+        programs = store.compile(), load.lower(shapes, place, jnp.int32(0)).compile()
+        assert programs[0].memory_analysis().alias_size_in_bytes >= total, "the card's bytes must be changed in place"
+        lines = [line for program in programs for line in program.as_text().splitlines()]
+        assert not [line for line in lines if f"u8[{total}]" in line and " copy(" in line]
+        return [program.memory_analysis().temp_size_in_bytes for program in programs]
+
+    found = [scratch(nbytes) for nbytes in SIZES]
+    assert all(each == found[0] for each in found) and max(found[0]) < 1 << 20
+
+
 @pytest.mark.parametrize("nbytes", SIZES[:2])
 def test_a_donated_card_keeps_its_buffers(nbytes):
     card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=nbytes, max_commands=16, donate=True)
     card, a = aj.malloc(card, SIZE)
     card, b = aj.malloc(card, SIZE)
+    card, pinned = aj.malloc_host(card, SIZE)
     buffers = [array.unsafe_buffer_pointer() for array in (card.memory, card.shadow)]
+    card = aj.host_write(aj.upload(card, a, np.ones(SIZE, np.uint8)), pinned, np.ones(SIZE, np.uint8))
+    card, _ = aj.host_read(card, pinned, (SIZE,), np.uint8)
     card = aj.memcpy(aj.memset(card, a, 7, SIZE), b, a, SIZE)
     card = aj.memcpy2d(card, b, 100, a, 100, 50, 20)
     card, out = aj.download(card, b, (SIZE,), np.uint8)

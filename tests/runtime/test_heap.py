@@ -137,6 +137,18 @@ def test_a_size_is_a_whole_number(small_card, nbytes):
         aj.malloc(small_card, nbytes)
 
 
+@pytest.mark.parametrize("pointer", [2**31, 2**40, -(2**31) - 1, 2**100])
+def test_pointers_beyond_int32_are_unknown(small_card, pointer):
+    card, good = aj.malloc(small_card, 4096)
+    calls = [aj.free(card, pointer), aj.free_host(card, pointer), aj.memset(card, pointer, 1, 64),
+             aj.memcpy(card, good, pointer, 64), aj.memcpy2d(card, pointer, 64, good, 64, 64, 2),
+             aj.mem_pool_free(card, pointer, 0), aj.host_register(card, pointer)[0], aj.unmap_mem(card, pointer),
+             aj.release_mem_address(card, pointer), aj.free_physical(card, pointer),
+             aj.upload(card, pointer, np.ones(4, np.uint8))]  # fmt: skip
+    assert [int(aj.last_code(each)) for each in calls] == [aj.Code.RT_PARAM_INVALID] * len(calls)
+    assert int(aj.last_code(aj.malloc(card, 64, pointer)[0])) == 0, "a policy outside the enum"
+
+
 def test_equal_calls_share_one_trace(small_card):
     @chex.assert_max_traces(n=1)
     def traced(card, nbytes, policy, pointer):
@@ -177,7 +189,13 @@ def test_what_is_free_by_page_size(small_card):
     assert (free, total) == (HBM_BYTES - 2 * MIB - 3 * MIB - 4096, HBM_BYTES)
     for asked, expected in [(attr.HBM_NORMAL, free), (attr.HBM_HUGE, 58 * MIB), (attr.HBM_HUGE1G, 0)]:
         assert aj.mem_get_info(card, asked) == (expected, total)
-    assert aj.mem_get_info(card, attr.DDR) == (0, 0)
+    assert aj.mem_get_info(card, attr.DDR) == aj.mem_get_info(card, attr.DDR_P2P_HUGE) == (0, 0)
+    for asked in ("NORMAL", "HUGE", "HUGE1G", "P2P_NORMAL", "P2P_HUGE", "P2P_HUGE1G"):
+        assert aj.mem_get_info(card, attr[asked]) == aj.mem_get_info(card, attr[f"HBM_{asked}"])
+    assert [int(attr[name]) for name in ("NORMAL", "P2P_HUGE1G")] == [12, 17]
+    without_hbm = aj.init(aj.chip("Ascend310P3"), hbm_backing_bytes=0, host_backing_bytes=0)
+    total = aj.mem_get_info(without_hbm)[1]
+    assert aj.mem_get_info(without_hbm, attr.DDR)[1] == aj.mem_get_info(without_hbm, attr.HBM_HUGE)[1] == total > 0
     with pytest.raises(ValueError, match="attr = 99"):
         aj.mem_get_info(card, 99)
 
@@ -218,6 +236,36 @@ def test_running_out_tells_the_truth(small_card):
     assert aj.out_of_memory(host).memory == "host" and aj.out_of_memory(host, memory="device") is None
     with pytest.raises(ValueError, match="'device' or 'host'"):
         aj.out_of_memory(card, memory="hbm")
+
+
+@pytest.mark.parametrize("nbytes", [2**37, 2**40 + 7, 2**63 + 1])
+def test_the_report_says_what_was_asked_for_however_much(small_card, nbytes):
+    for call, memory in [(aj.malloc, "device"), (aj.malloc_align32, "device"), (aj.malloc_host, "host"),
+                         (aj.malloc_pageable, "host")]:  # fmt: skip
+        card, _ = call(small_card, nbytes)
+        report = aj.out_of_memory(card)
+        assert (report.requested_bytes, report.memory, report.limit_bytes) == (nbytes, memory, None)
+    card, _ = aj.malloc(card, HBM_BYTES)
+    assert aj.out_of_memory(card).requested_bytes == HBM_BYTES, "nothing is left of the call before"
+
+
+def test_the_latest_shortage_is_reported_whichever_memory_it_was_in(small_card):
+    card = aj.clear_error(aj.malloc(small_card, HBM_BYTES + 5)[0])
+    card, _ = aj.malloc_host(card, PINNED_BYTES + 7)
+    with pytest.raises(aj.AscendError, match=f"{PINNED_BYTES + 7} bytes of host memory"):
+        aj.raise_if_error(card)
+    card, _ = aj.malloc(aj.clear_error(card), HBM_BYTES + 9)
+    with pytest.raises(aj.AscendError, match=f"{HBM_BYTES + 9} bytes of device memory"):
+        aj.raise_if_error(card)
+
+
+@pytest.mark.parametrize("policy", [8, 99, 0x50, -1, -7, 0x2000])
+def test_a_policy_outside_the_enum_goes_by_the_size(small_card, policy):
+    free = aj.mem_get_info(small_card)[0]
+    for nbytes, taken in [(100, 4096), (2 * MIB - 1, 2 * MIB + 4096), (2 * MIB, 4 * MIB), (3 * MIB, 4 * MIB)]:
+        card, pointer = aj.malloc(small_card, nbytes, policy)
+        aj.raise_if_error(card)
+        assert free - aj.mem_get_info(card)[0] == taken and int(pointer) > 0
 
 
 def test_the_report_passes_through_jit(small_card):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import ascend_jax as aj
-from ascend_jax.runtime import paged_kv
 
 PAGES, SIZE, SEQUENCES, WIDTH = 12, 128, 4, 6
 
@@ -50,7 +49,7 @@ def run(cache, program):
         sequence, positions = row
         calls = [lambda cache: aj.kv_extend(cache, sequence, positions), lambda cache: aj.kv_free(cache, sequence)]
         cache, code = jax.lax.cond(positions == -99, calls[1], calls[0], cache)
-        return cache, (cache, code, paged_kv.is_consistent(cache))
+        return cache, (cache, code, aj.kv_is_consistent(cache))
 
     return jax.lax.scan(step, cache, program)
 
@@ -103,20 +102,28 @@ def test_slots_follow_the_table_and_ignore_its_tail():
         needed = dataclasses.replace(cache, tables=cache.tables.at[1, 1].set(wrong))
         slots, code = aj.kv_slots(needed, 1, jnp.array([0, 128]))
         assert int(code) == aj.Code.RT_PARAM_INVALID and slots.tolist() == [0, -1]
-        assert not paged_kv.is_consistent(needed)
+        assert not aj.kv_is_consistent(needed)
     slots, code = aj.kv_slots(cache, 1, jnp.array([330, -1]))
     assert int(code) == aj.Code.RT_PARAM_INVALID and slots.tolist() == [-1, -1]
 
 
 def test_an_inconsistent_cache_is_noticed():
     cache, _ = aj.kv_extend(fresh(), 0, 300)
-    assert paged_kv.is_consistent(cache)
-    assert not paged_kv.is_consistent(dataclasses.replace(cache, owners=cache.owners.at[1].set(-1)))
-    assert not paged_kv.is_consistent(dataclasses.replace(cache, owners=cache.owners.at[5].set(2)))
-    assert not paged_kv.is_consistent(dataclasses.replace(cache, tables=cache.tables.at[0, 1].set(0)))
+    assert aj.kv_is_consistent(cache)
+    assert not aj.kv_is_consistent(dataclasses.replace(cache, owners=cache.owners.at[1].set(-1)))
+    assert not aj.kv_is_consistent(dataclasses.replace(cache, owners=cache.owners.at[5].set(2)))
+    assert not aj.kv_is_consistent(dataclasses.replace(cache, tables=cache.tables.at[0, 1].set(0)))
 
 
 @pytest.mark.parametrize("counts", [(0, 128, 1), (4, 0, 1), (4, 128, 0), (4, 100, 1)])
 def test_refused_shapes(counts):
     with pytest.raises(ValueError, match="= "):
         aj.paged_cache(*counts)
+
+
+@pytest.mark.parametrize("count", [2**31, 2**40])
+def test_counts_beyond_int32_are_refused(count):
+    cache = aj.paged_cache(pages=4, page_size=16, sequences=2)
+    assert int(aj.kv_extend(cache, 0, count)[1]) == aj.Code.MEMORY_ALLOCATION
+    assert int(aj.kv_extend(cache, count, 1)[1]) == int(aj.kv_free(cache, count)[1]) == aj.Code.RT_PARAM_INVALID
+    assert int(aj.kv_extend(cache, 0, -count)[1]) == aj.Code.INVALID_PARAM

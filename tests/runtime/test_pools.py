@@ -95,6 +95,15 @@ def random_program(card, streams, event, seed, calls=40):
         assert HBM_BYTES - 2 * MIB - aj.mem_get_info(card)[0] == twin.reserved
         assert int(card.hbm.words[HeapWord.IDLE]) * 64 == twin.reserved - twin.used
 
+    for pointer in live:
+        card = aj.mem_pool_free(card, pointer, streams[0])
+        twin.free(pointer, streams[0])
+    card = aj.mem_pool_destroy(card, pool)
+    assert int(aj.last_code(card)) == 0
+    twin.destroy()
+    assert HBM_BYTES - 2 * MIB - aj.mem_get_info(card)[0] == twin.reserved
+    assert aj.mem_get_info(aj.synchronize_device(card))[0] == HBM_BYTES - 2 * MIB
+
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_programs_equal_the_twin(small_card, seed):
@@ -113,6 +122,89 @@ def test_a_block_waits_for_the_stream_it_was_given_back_in(small_card):
     assert int(again) == int(a) == int(after) != int(elsewhere)
     for each in (same, other, linked):
         aj.raise_if_error(each)
+
+
+@pytest.fixture(scope="module")
+def real_card():
+    card = aj.init(aj.chip("Ascend910B2").replace(hbm_bytes=HBM_BYTES), hbm_backing_bytes=HBM_BYTES - 2 * MIB,
+                   host_backing_bytes=1 << 20, max_streams=STREAMS + 1, max_events=2, max_commands=64, max_blocks=32,
+                   max_pools=2)  # fmt: skip
+    card, s = aj.create_stream(card)
+    card, t = aj.create_stream(card)
+    return card, s, t
+
+
+def test_destroying_a_pool_keeps_what_running_work_uses(real_card):
+    card, s, _ = real_card
+    card, pool = aj.mem_pool_create(card)
+    card, a = aj.mem_pool_alloc(card, pool, 32 * MIB, s)
+    card = aj.mem_pool_free(aj.memset_async(card, a, 1, 32 * MIB, s), a, s)
+    card = aj.mem_pool_destroy(card, pool)
+    aj.raise_if_error(card)
+    assert int(aj.malloc(card, 33 * MIB)[1]) == 0, "the memset still writes there"
+    card, other = aj.malloc(card, 16 * MIB)
+    assert int(other) >= int(a) + 32 * MIB // 64
+    card, new = aj.mem_pool_create(card, 0)  # takes the slot of the destroyed one
+    assert aj.mem_pool_stats(card, new).reserved_bytes == 0
+    card = aj.synchronize_stream(card, s)
+    assert HBM_BYTES - 2 * MIB - aj.mem_get_info(card)[0] == 18 * MIB
+    assert int(aj.malloc(card, 31 * MIB)[1]) == int(a) and aj.freed_in_use(card) == []
+    aj.raise_if_error(card)
+
+
+def test_a_block_that_another_stream_still_uses_is_reported(real_card):
+    card, s, t = real_card
+    card, pool = aj.mem_pool_create(card)
+    card, a = aj.mem_pool_alloc(card, pool, 32 * MIB, s)
+    own = aj.synchronize_device(aj.mem_pool_free(aj.memset_async(card, a, 1, 32 * MIB, s), a, s))
+    assert aj.freed_in_use(own) == []
+    card = aj.memset_async(card, a, 1, 32 * MIB, t)
+    foreign = aj.synchronize_device(aj.mem_pool_free(card, a, s))
+    (found,) = aj.freed_in_use(foreign)
+    assert found.pointer == int(a) and "test_pools.py" in found.site and found.end_ns > found.freed_ns
+    card, event = aj.create_event(card)
+    card = aj.stream_wait_event(aj.record_event(card, event, t), s, event)
+    assert aj.freed_in_use(aj.synchronize_device(aj.mem_pool_free(card, a, s))) == []
+
+
+def test_memory_that_is_of_no_pool_is_freed_in_the_order_of_the_stream(real_card):
+    card, s, _ = real_card
+    card, a = aj.malloc(card, 31 * MIB)
+    card = aj.mem_pool_free(aj.memset_async(card, a, 1, 31 * MIB, s), a, s)
+    aj.raise_if_error(card)
+    assert int(aj.last_code(aj.memset(card, a, 1, 64))) == aj.Code.RT_PARAM_INVALID
+    assert int(aj.last_code(aj.free(card, a))) == aj.Code.RT_PARAM_INVALID
+    assert int(aj.malloc(card, 33 * MIB)[1]) == 0
+    card = aj.synchronize_stream(card, s)
+    assert aj.mem_get_info(card)[0] == HBM_BYTES - 2 * MIB and aj.freed_in_use(card) == []
+
+
+def test_idle_memory_above_the_threshold_goes_even_from_a_joined_block(small_card):
+    card, (_, s, _), _ = small_card
+    card, pool = aj.mem_pool_create(card, release_threshold_bytes=2 * MIB)
+    pointers = []
+    for _ in range(4):
+        card, pointer = aj.mem_pool_alloc(card, pool, 2 * MIB, s)
+        pointers.append(pointer)
+    for pointer in pointers:
+        card = aj.mem_pool_free(card, pointer, s)
+    card = aj.synchronize_stream(card, s)
+    assert aj.mem_pool_stats(card, pool).reserved_bytes == 2 * MIB
+    card, large = aj.mem_pool_create(card, 32 * MIB)
+    card = aj.mem_pool_trim(card, large, 2 * MIB)
+    assert aj.mem_pool_stats(card, large).reserved_bytes == 2 * MIB
+    assert HBM_BYTES - 2 * MIB - aj.mem_get_info(card)[0] == 4 * MIB
+
+
+def test_a_pool_that_is_full_says_so(small_card):
+    card, (_, s, _), _ = small_card
+    card, pool = aj.mem_pool_create(card, 8 * MIB, max_bytes=16 * MIB)
+    card, _ = aj.mem_pool_alloc(card, pool, 8 * MIB, s)
+    card, none = aj.mem_pool_alloc(card, pool, 12 * MIB, s)
+    report = aj.out_of_memory(card)
+    assert int(none) == 0 and (report.limit_bytes, report.held_bytes) == (16 * MIB, 8 * MIB)
+    with pytest.raises(aj.AscendError, match=f"limit {16 * MIB}, {8 * MIB} of it reserved"):
+        aj.raise_if_error(card)
 
 
 def test_refusals_and_their_codes(small_card):

@@ -54,6 +54,31 @@ def test_refused_copies_between_cards_move_nothing(pair, is_enabled):
         np.testing.assert_array_equal(after.memory, one.memory)
 
 
+@pytest.mark.parametrize("is_enabled", [False, True])
+def test_lengths_and_numbers_that_no_card_has_are_refused(pair, is_enabled):
+    one, a, other, b, _ = pair
+    one = aj.enable_peer_access(one, 3) if is_enabled else one
+    for nbytes, source, code in [(-1, 3, 107000), (2**45, 3, 107000), (64, -1, 107001), (64, 40, 107001)]:
+        after, left = aj.memcpy_peer(one, a, other, b, nbytes, src_device=source)
+        assert (int(aj.last_code(after)), int(aj.last_code(left))) == (code, code)
+        np.testing.assert_array_equal(after.memory, one.memory)
+        assert int(left.clock[4]) == int(other.clock[4]), "a command was queued"
+    with pytest.raises(ValueError, match="two cards"):
+        aj.memcpy_peer(one, a, other, b, 64, src_device=2, dst_device=2)
+    bad, left = aj.memcpy_peer(one, 0, other, b, SIZE, src_device=3)
+    assert int(aj.last_code(bad)) == 100000 and int(left.clock[4]) == int(other.clock[4])
+
+
+def test_cards_of_times_only_move_no_bytes():
+    card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0, host_backing_bytes=0, max_commands=16)
+    card, a = aj.malloc(card, 20 << 30)
+    one, _ = aj.memcpy_peer(card, a, card, a, 20 << 30, src_device=3)  # 20 GiB of zeros would not come back in time
+    aj.raise_if_error(one)
+    assert aj.host_time_ns(one) > 10**9
+    with pytest.raises(ValueError, match="the card has"):
+        aj.download(card, a, (2**45,), np.uint8)
+
+
 def test_access_is_enabled_once_and_between_relatives(pair):
     one, _, other, *_ = pair
     assert int(aj.peer_access_status(one, 3)) == 0
@@ -72,17 +97,21 @@ def test_memory_shared_between_processes(pair):
     shared, key = aj.ipc_export(aj.IpcExports(), one, int(a), SIZE)
     assert len(key) == 64
     with pytest.raises(aj.AscendError, match="207006"):
-        aj.ipc_import(shared, key, 7)
+        aj.ipc_import(shared, one, key, 7)
     shared = aj.ipc_allow(shared, key, [7, 8])
-    shared, pointer = aj.ipc_import(shared, key, 7)
+    shared, pointer = aj.ipc_import(shared, one, key, 7)
     assert pointer == int(a)
     for wrong in (
-        lambda: aj.ipc_import(shared, key, 7),
+        lambda: aj.ipc_import(shared, one, key, 7),
         lambda: aj.ipc_close(shared, key),
         lambda: aj.ipc_close(shared, key, 8),
-        lambda: aj.ipc_import(shared, "0" * 64, 7),
+        lambda: aj.ipc_import(shared, one, "0" * 64, 7),
         lambda: aj.ipc_export(shared, one, int(a) + 1, 64),
         lambda: aj.ipc_export(shared, one, int(a), SIZE + 1),
+        lambda: aj.ipc_export(shared, one, int(a), 2**40),
+        lambda: aj.ipc_export(shared, one, 2**40, 64),
+        lambda: aj.ipc_import(shared, aj.free(one, a), key, 8),
+        lambda: aj.ipc_import(shared, aj.malloc(aj.free(one, a), SIZE - 64)[0], key, 8),
     ):
         with pytest.raises(aj.AscendError, match="107000"):
             wrong()
@@ -91,7 +120,20 @@ def test_memory_shared_between_processes(pair):
     shared = aj.ipc_close(aj.ipc_close(shared, key, 7), key)
     assert not shared.exports
     open_to_all, key = aj.ipc_export(shared, one, int(a), 64, checks_pid=False)
-    assert aj.ipc_import(open_to_all, key, 99)[1] == int(a)
+    assert aj.ipc_import(open_to_all, one, key, 99)[1] == int(a)
+
+
+def test_a_free_that_waits_for_the_device_is_never_too_early(fresh):
+    card, a = aj.malloc(fresh, 4096)
+    card, pinned = aj.malloc_host(card, 4096)
+    card = aj.memcpy_async(card, pinned, a, 4096, 0)
+    for early, pointer in [(aj.free(card, a), a), (aj.free_host(card, pinned), pinned)]:
+        assert [one.pointer for one in aj.freed_in_use(aj.synchronize_device(early))] == [int(pointer)]
+    late = aj.free_host_with_dev_sync(aj.free_with_dev_sync(card, a), pinned)
+    aj.raise_if_error(late)
+    assert aj.freed_in_use(aj.synchronize_device(late)) == []
+    assert aj.mem_get_info(late) == aj.mem_get_info(fresh)
+    assert int(aj.last_code(aj.free_with_dev_sync(late, a))) == 107000
 
 
 def test_work_that_outlives_a_free_is_named(fresh):

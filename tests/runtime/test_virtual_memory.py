@@ -46,6 +46,41 @@ def test_physical_memory_freed_while_mapped_goes_when_it_is_unmapped(fresh):
     aj.raise_if_error(aj.release_mem_address(card, address))
 
 
+def test_a_handle_is_no_address(fresh):
+    card, handle = aj.malloc_physical(fresh, 2 * MIB)
+    card, pointer = aj.malloc(card, 2 * MIB - 64)
+    code = aj.Code.RT_PARAM_INVALID
+    for after in (
+        aj.memset(card, handle, 1, 64),
+        aj.memset(card, handle, 1, 64, dst_offset=64),
+        aj.memset_async(card, handle + 1, 1, 64, 0),
+        aj.memcpy(card, pointer, handle, 64),
+        aj.memcpy(card, handle, pointer, 64),
+        aj.memcpy2d(card, pointer, 64, handle, 64, 64, 2),
+        aj.upload(card, handle, np.ones(4, np.uint8)),
+        aj.download(card, handle, (4,), np.uint8)[0],
+        aj.value_write(card, handle, 1, 0),
+    ):
+        assert int(aj.last_code(after)) == code
+        np.testing.assert_array_equal(after.memory, card.memory)
+    with pytest.raises(aj.AscendError, match="107000"):
+        aj.ipc_export(aj.IpcExports(), card, int(handle), 64)
+
+
+def test_memory_unmapped_under_running_work_is_reported(fresh):
+    card, address = aj.reserve_mem_address(fresh, 2 * MIB)
+    card, handle = aj.malloc_physical(card, 2 * MIB)
+    card = aj.map_mem(card, address, 2 * MIB, handle)
+    condemned = aj.free_physical(card, handle)
+    card, condemned = (aj.memset_async(each, address, 1, 2 * MIB, 0) for each in (card, condemned))
+    done = aj.free_physical(aj.unmap_mem(aj.synchronize_device(card), address), handle)
+    assert aj.freed_in_use(aj.synchronize_device(done)) == []
+    for early in (aj.free_physical(aj.unmap_mem(card, address), handle), aj.unmap_mem(condemned, address)):
+        (found,) = aj.freed_in_use(aj.synchronize_device(early))
+        assert (found.pointer, found.command) == (int(handle), 0)
+        assert "test_virtual_memory.py" in found.malloc_site and "test_virtual_memory.py" in found.free_site
+
+
 def test_addresses_are_reserved_lowest_first_and_take_no_memory(fresh):
     card, one = aj.reserve_mem_address(fresh, 2 * MIB)
     card, two = aj.reserve_mem_address(card, 4 * MIB)

@@ -1,0 +1,90 @@
+"""What the caching allocator says about itself: out of memory, statistics, snapshot."""
+
+import dataclasses
+
+from ascend_jax.runtime.allocator_options import UNLIMITED
+from ascend_jax.runtime.caching_state import CachingAllocator
+from ascend_jax.runtime.codes import AscendError, Code
+from ascend_jax.runtime.memory_info import OutOfMemory, Owner, memory_report
+from ascend_jax.runtime.state import CardState
+
+
+class CacheOutOfMemory(AscendError):
+    """An allocation that did not fit even after everything cached was given back.
+
+    ``report`` has the numbers; ``cache`` and ``card`` are the allocator and the card to go on with.
+    """
+
+    def __init__(self, report: OutOfMemory, cache: CachingAllocator, card: CardState) -> None:
+        super().__init__(Code.MEMORY_ALLOCATION, str(report))
+        self.report, self.cache, self.card = report, cache, card
+
+
+def shortage(cache: CachingAllocator, card: CardState, nbytes: int, site: str) -> OutOfMemory:
+    """Return the report of an allocation that has just failed, for the allocator and the card as they are now."""
+    device = memory_report(card)
+    allowed = cache.allowed_bytes - cache.reserved_bytes
+    is_limited = allowed < device.free_bytes
+    cached = sum(block.size for block in cache.blocks.values() if not block.requested)
+    sites: dict[str, list[int]] = {}
+    for block in cache.blocks.values():
+        if block.requested:
+            sites.setdefault(block.site, []).append(block.size)
+    owners = [Owner(name, sum(sizes), len(sizes)) for name, sizes in sites.items()]
+    return OutOfMemory(
+        requested_bytes=nbytes,
+        free_bytes=min(device.free_bytes, allowed),
+        largest_free_bytes=min(device.largest_free_bytes, allowed),
+        reserved_unused_bytes=cached + device.idle_bytes,
+        site=site,
+        shortages=cache.stats.numbers.get("num_ooms", 0),
+        memory="device",
+        owners=tuple(sorted(owners, key=lambda one: (-one.nbytes, one.site))),
+        limit_bytes=cache.allowed_bytes if is_limited else None,
+        held_bytes=cache.reserved_bytes if is_limited else None,
+    )
+
+
+def memory_stats(cache: CachingAllocator) -> dict[str, int]:
+    """Return the statistics under the names of ``torch_npu.npu.memory_stats``, and ``max_split_size``."""
+    limit = cache.options.max_split_bytes
+    return cache.stats.as_dict() | {"max_split_size": -1 if limit == UNLIMITED else limit}
+
+
+def reset_peak_memory_stats(cache: CachingAllocator) -> CachingAllocator:
+    """Return the allocator with every peak at what is current."""
+    return dataclasses.replace(cache, stats=cache.stats.fresh_peaks())
+
+
+def memory_snapshot(cache: CachingAllocator) -> list[dict[str, object]]:
+    """Return every segment with its blocks, as ``torch_npu.npu.memory_snapshot`` does; plain data, fit for JSON.
+
+    A block that reaches over parts of an expandable segment is listed with the part in which it begins.
+    """
+    rows: list[dict[str, object]] = []
+    for address, segment in cache.segments.items():
+        inside = [one for at, one in cache.blocks.items() if address <= at < address + segment.size]
+        states = ["inactive" if one.is_cached else "active_pending_free" if one.waits else "active_allocated"
+                  for one in inside]  # fmt: skip
+        rows.append(
+            {
+                "address": address,
+                "total_size": segment.size,
+                "allocated_size": sum(one.size for one in inside if one.requested),
+                "active_size": sum(one.size for one in inside if not one.is_cached),
+                "segment_type": "small" if segment.is_small else "large",
+                "stream": inside[0].stream if inside else None,
+                "blocks": [
+                    {
+                        "address": one.address,
+                        "size": one.size,
+                        "requested_size": one.requested,
+                        "state": state,
+                        "site": one.site,
+                        "used_by_streams": list(one.streams or [slot for slot, _ in one.waits]),
+                    }
+                    for one, state in zip(inside, states, strict=True)
+                ],
+            }
+        )
+    return rows
