@@ -125,13 +125,16 @@ def backward_cost(
     return _backward_cost(spec, shape, *tile, library)
 
 
-def _backward_cost(spec: ChipSpec, shape: AttentionShape, kv_rows: Any, q_cols: Any, library: bool) -> BackwardCost:
+def _backward_cost(
+    spec: ChipSpec, shape: AttentionShape, kv_rows: Any, q_cols: Any, library: bool, cores: Any = None
+) -> BackwardCost:
     rows, cols = (
         jnp.minimum(side, -(-size // 16) * 16) for side, size in ((kv_rows, shape.kv_len), (q_cols, shape.q_len))
     )
     with jax.named_scope("attention_backward_cost"):
         blocks = shape.batch * shape.heads * jnp.ceil(shape.kv_len / rows)
-        used = jnp.minimum(spec["cube_cores"], blocks)
+        limit = spec["cube_cores"] if cores is None else jnp.minimum(spec["cube_cores"], cores)
+        used = jnp.minimum(limit, blocks)
         waves = jnp.ceil(blocks / used)
         pairs = Visibility(shape.q_len, shape.kv_len, shape.mode).live_pairs()
         rounds = jnp.maximum(float(pairs) / (shape.kv_len * cols), 1.0)  # of a mean block
@@ -160,17 +163,21 @@ def _backward_bytes(shape: AttentionShape) -> float:
     return shape.batch * shape.dtype_bytes * (queries + keys)
 
 
-def backward(spec: ChipSpec, shape: AttentionShape, *, library: bool = True) -> tuple[BackwardCost, jax.Array]:
+def backward(
+    spec: ChipSpec, shape: AttentionShape, *, library: bool = True, cores: Any = None
+) -> tuple[BackwardCost, jax.Array]:
     """Cost of attention backward with the fastest tile of BACKWARD_TILES, and its index there."""
-    table = backward_costs(spec, shape, library=library)
+    table = backward_costs(spec, shape, library=library, cores=cores)
     best = jnp.argmin(table.duration_ns)
     return jax.tree.map(lambda leaf: leaf[best], table), best.astype(jnp.int32)
 
 
-def backward_costs(spec: ChipSpec, shape: AttentionShape, *, library: bool = True) -> BackwardCost:
-    """Costs with all tiles of BACKWARD_TILES, leaves `[T]`, in one vmapped call."""
+def backward_costs(
+    spec: ChipSpec, shape: AttentionShape, *, library: bool = True, cores: Any = None
+) -> BackwardCost:
+    """Costs with all tiles of BACKWARD_TILES on at most `cores` cube cores, leaves `[T]`, in one vmapped call."""
     rows, cols = (np.array(side, np.int32) for side in zip(*BACKWARD_TILES, strict=True))
-    return jax.vmap(lambda r, c: _backward_cost(spec, shape, r, c, library))(rows, cols)
+    return jax.vmap(lambda r, c: _backward_cost(spec, shape, r, c, library, cores))(rows, cols)
 
 
 def _round(spec: ChipSpec, shape: AttentionShape, rows: Any, cols: Any) -> jax.Array:

@@ -1,5 +1,6 @@
 """What the model says to a published measurement: one function per kind, none of which sees the measured value."""
 
+import dataclasses
 import functools
 import re
 from collections.abc import Callable
@@ -27,8 +28,17 @@ def _matmul(spec: ChipSpec, shape: MatmulShape, cores: int, library: bool) -> ma
     return matmul.choose_tile(spec, shape, cores=cores, fixed_ns=matmul.library_ns(spec) if library else None)[0]
 
 
-def _cores(spec: ChipSpec, target: Target) -> int:
-    return target.counts.get("cores", int(spec["cube_cores"]))
+def _cores(spec: ChipSpec, target: Target, unit: str = "cube") -> int:
+    """Cores of a row, all of the chip if it states none.
+
+    Raises:
+        ValueError: More than the chip has.
+    """
+    there = int(spec[f"{unit}_cores"])
+    cores = target.counts.get("cores", there)
+    if cores > there:
+        raise ValueError(f"column cores is {cores}; {spec.name} has {there} {unit} cores")
+    return cores
 
 
 _matmul_tile = jax.jit(matmul.matmul_cost, static_argnames=("buffers", "constant_tiling"))
@@ -50,30 +60,56 @@ def gemm(spec: ChipSpec, target: Target) -> Answer:
 
 
 def gemm_task(spec: ChipSpec, target: Target) -> Answer:
-    """One kernel: a given tile without double buffering, a step of a tuning ladder, or the best tile."""
-    shape = matmul_shape(target)
-    note, ladder = target.note.lower(), "ladder" in target.note.lower()
-    tile = re.search(r"tile\s+\[?(\d+)\s*[x*,]\s*(\d+)(?:\s*[x*,]\s*(\d+))?", note)
-    if not tile and not ladder:
-        return _matmul_answer(_matmul(spec, shape, _cores(spec, target), False), shape)
+    """One kernel: the fastest tile, pipelined, unless the note says otherwise in words of `STEPS`.
+
+    `tile 64x64x64` in a note states the tile. In the note of a tuning ladder (`ladder`) the last word of `STEPS` names
+    the step that the kernel has reached. A step without a tile takes 128 x 256, which is a guess. Other words say nothing.
+    """
+    shape, cores, note = matmul_shape(target), _cores(spec, target), target.note.lower()
+    tile = re.search(r"\btile\s+\[?(\d+)\s*[x*,]\s*(\d+)(?:\s*[x*,]\s*(\d+))?", note)
+    step = _step(note)
+    if not tile and step is None:
+        return _matmul_answer(_matmul(spec, shape, cores, False), shape)
     depth = 128 // target.dtype_bytes
     bm, bn, bk = (int(tile[1]), int(tile[2]), int(tile[3] or depth)) if tile else (128, 256, depth)
-    steps = ("double", "ping") if tile else ("l1", "l2", "const", "unit", "double", "ping", "preload", "depth")
-    pipelined = any(word in note for word in steps)
-    chosen = Tile(bm, bn, bk, 4 if pipelined else 1)
-    constant = not ladder or "const" in note or "unit" in note
-    cores = _cores(spec, target)
-    found = _matmul_tile(spec, shape, chosen, cores=cores, buffers=2 if pipelined else 1, constant_tiling=constant)
+    if min(bm, bn, bk) < 16 or any(side % 16 for side in (bm, bn, bk)):
+        raise ValueError(f"tile {bm}x{bn}x{bk}: sides are multiples of 16, the edge of a cube step")
+    serial, constant = step == "serial", step in (None, "constant")
+    chosen = Tile(bm, bn, bk, 1 if serial else 4)
+    found = _matmul_tile(spec, shape, chosen, cores=cores, buffers=1 if serial else 2, constant_tiling=constant)
     if not bool(found.fits):
         raise ValueError(f"tile {bm}x{bn}x{bk} does not fit {spec.name}")
-    return _matmul_answer(found, shape)
+    guess = "" if tile and tile[3] else "the row states no tile; 128 x 256 stands in"
+    return dataclasses.replace(_matmul_answer(found, shape), guess=guess)
+
+
+# What the words of a gemm_task note mean; words of a ladder count only in a note with the word `ladder`.
+STEPS: dict[str, tuple[str, ...]] = {
+    "serial": ("naive", "single buffer", "single-buffer", "single buffering", "no double buffer"),
+    "ladder serial": ("tile", "split"),  # the first steps of the published ladder, before any buffer is doubled
+    "ladder pipelined": ("double", "ping", "pong", "pingpong", "preload", "depth", "l1", "l2"),
+    "ladder constant": ("const", "constant", "unit"),
+}
+
+
+def _step(note: str) -> str | None:
+    """`serial`, `pipelined` or `constant` (pipelined, the tiling a compile-time constant); None: nothing is said."""
+    is_ladder = _says(note, "ladder")
+    for name in ("serial", "ladder constant", "ladder pipelined", "ladder serial"):
+        if any(_says(note, word) for word in STEPS[name]) and (is_ladder or name == "serial"):
+            return name.removeprefix("ladder ")
+    return None
+
+
+def _says(note: str, words: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", note) is not None
 
 
 def gemm_peak_test(spec: ChipSpec, target: Target) -> Answer:
     """Best rate of square library matmuls from 2048 to 8192."""
     shapes = [MatmulShape(n, n, n, target.dtype_bytes) for n in (2048, 3072, 4096, 6144, 8192)]
     answers = [_matmul_answer(_matmul(spec, shape, _cores(spec, target), True), shape) for shape in shapes]
-    return max(answers, key=lambda answer: answer.flop / answer.time_ns)
+    return dataclasses.replace(max(answers, key=lambda answer: answer.flop / answer.time_ns), is_rate=True)
 
 
 def _matmul_answer(found: matmul.MatmulCost, shape: MatmulShape) -> Answer:
@@ -90,7 +126,7 @@ def attention_shape(target: Target) -> AttentionShape:
 def attention_forward(spec: ChipSpec, target: Target) -> Answer:
     """Attention forward: the vendor's operator (`fa_fwd_vendor`) or a hand-written kernel (`fa_fwd`)."""
     shape = attention_shape(target)
-    found = _forward(spec, shape=shape, library="vendor" in target.kind)
+    found = _forward(spec, shape=shape, library="vendor" in target.kind, cores=_cores(spec, target))
     limit = ATTENTION_LIMITS[int(found.limit)]
     return Answer(float(found.duration_ns), limit, flop=attention.forward_flop(shape))
 
@@ -98,7 +134,7 @@ def attention_forward(spec: ChipSpec, target: Target) -> Answer:
 def attention_backward(spec: ChipSpec, target: Target) -> Answer:
     """Attention backward (`fa_bwd`, `fa_bwd_vendor`); 2.5 times the operations of forward."""
     shape = attention_shape(target)
-    found, _ = _backward(spec, shape=shape, library="vendor" in target.kind)
+    found, _ = _backward(spec, shape=shape, library="vendor" in target.kind, cores=_cores(spec, target))
     limit = ATTENTION_LIMITS[int(found.limit)]
     return Answer(float(found.duration_ns), limit, flop=2.5 * attention.forward_flop(shape))
 
@@ -115,7 +151,7 @@ def mla_decode_peak(spec: ChipSpec, target: Target) -> Answer:
     feed = sum(cost.cube_feed_ns(spec, *part, size) for part in parts)
     time_ns = float(cube + spec["overlap_loss"] * feed)
     flop = sum(2.0 * m * n * k for m, n, k in parts) * int(spec["cube_cores"]) * dies(target.soc)
-    return Answer(time_ns, "cube", flop=flop)
+    return Answer(time_ns, "cube", flop=flop, is_rate=True)
 
 
 def read_all(spec: ChipSpec, target: Target) -> Answer:
@@ -124,7 +160,7 @@ def read_all(spec: ChipSpec, target: Target) -> Answer:
     The tile in the note gives copies and runs of fp16 elements; without one, runs are 512 B into L1 and 2 KiB into UB.
     """
     to_l1 = "_l1_" in target.kind
-    cores = target.counts.get("cores", int(spec["cube_cores" if to_l1 else "vector_cores"]))
+    cores = _cores(spec, target, "cube" if to_l1 else "vector")
     share = target.count("bytes") / cores
     run, instruction = _runs(target.note, to_l1)
     hits = _hit_share(target)
@@ -141,6 +177,8 @@ def read_all(spec: ChipSpec, target: Target) -> Answer:
 
 def _hit_share(target: Target) -> float:
     stated = re.search(r"(\d+(?:\.\d+)?)\s*% L2", target.note)
+    if stated and float(stated[1]) > 100:
+        raise ValueError(f"note says {stated[0]}: a share of hits is at most 100 %")
     if stated:
         return float(stated[1]) / 100
     return 0.75 if target.kind.endswith("_l2") else 0.0
@@ -163,9 +201,11 @@ def _slower(spec: ChipSpec, note: str, to_l1: bool) -> float:
 
 
 def path_rate(spec: ChipSpec, target: Target) -> Answer:
-    """Rate of one data path, long copies, `cores` at work."""
-    cores = target.counts.get("cores", int(spec["cube_cores"]))
+    """Rate of one data path, long copies, `cores` at work; a time only of the `bytes` that the row states."""
     kind = target.kind
+    cores = _cores(spec, target, "vector" if "_ub_" in f"_{kind}" else "cube")
+    if "_one_" in kind and target.counts.get("cores", 1) != 1:
+        raise ValueError(f"column cores is {cores}; kind {kind} is one core's rate")
     rates: dict[str, Callable[[], Any]] = {
         "hbm_read_all_aic": lambda: cores * memory.cube_read_rate(spec, cores),
         "gm_l1_one_aic": lambda: memory.cube_read_rate(spec, 1),
@@ -182,7 +222,9 @@ def path_rate(spec: ChipSpec, target: Target) -> Answer:
     }
     rate = float(rates[kind]())
     queue = {"l1_l0": "mte1", "l0c_g": "fixpipe", "ub_gm": "mte3"}.get(kind[:5], "mte2")
-    return Answer(1e9, queue, nbytes=rate)
+    if "bytes" not in target.counts:
+        return Answer(1e9, queue, nbytes=rate, is_rate=True)
+    return Answer(1e9 * target.count("bytes") / rate, queue, nbytes=float(target.count("bytes")))
 
 
 def vector_cycles(spec: ChipSpec, target: Target) -> Answer:
@@ -215,30 +257,45 @@ def mix_kernel_floor(spec: ChipSpec, target: Target) -> Answer:
 
 def all_reduce(spec: ChipSpec, target: Target) -> Answer:
     """AllReduce of `bytes` a rank: inside one server up to `server_devices` ranks, across servers beyond."""
-    ranks, inside = target.count("ranks"), int(spec["server_devices"])
-    servers = -(-ranks // inside) if inside > 1 else 1
     time = links.blocking_all_reduce_ns if target.kind.endswith("_host") else links.all_reduce_ns
+    return _collective(time, spec, target)
+
+
+def half_reduce(spec: ChipSpec, target: Target) -> Answer:
+    """`allgather`, `reducescatter`: `bytes` of the whole buffer, across servers as `all_reduce`."""
+    return _collective(links.half_reduce_ns, spec, target)
+
+
+def _collective(time: Callable[..., jax.Array], spec: ChipSpec, target: Target) -> Answer:
+    ranks, inside = target.count("ranks"), int(spec["server_devices"])
+    if ranks < 2:
+        raise ValueError(f"column ranks is {ranks}; a collective takes at least 2 ranks")
+    servers = -(-ranks // inside) if inside > 1 else 1
+    if ranks % servers:
+        raise ValueError(f"column ranks is {ranks}; the model knows equal shares of {servers} groups of {inside} only")
     found = time(spec, target.count("bytes"), ranks // servers, servers=servers)
     return Answer(float(found), "link", nbytes=float(target.count("bytes")))
 
 
-def half_reduce(spec: ChipSpec, target: Target) -> Answer:
-    """`allgather`, `reducescatter`: `bytes` of the whole buffer, inside one server."""
-    found = links.half_reduce_ns(spec, target.count("bytes"), target.count("ranks"))
-    return Answer(float(found), "link", nbytes=float(target.count("bytes")))
-
-
 def link_rate(spec: ChipSpec, target: Target) -> Answer:
-    """Rate of long copies: `h2d`, `d2h`, `d2d`, `p2p` and, both directions together, `p2p_bidir`."""
+    """Copies: `h2d`, `d2h`, `d2d`, `p2p` and, both directions together, `p2p_bidir`.
+
+    With `bytes` (of each direction), latency and transfer; without, the rate of a copy that never ends.
+    """
     rates = {"h2d": spec["h2d_bytes_per_s"], "d2h": spec["d2h_bytes_per_s"], "d2d": spec["d2d_bytes_per_s"]}
-    rate = rates.get(target.kind, links.path_rate(spec, "fabric"))
-    return Answer(1e9, "link", nbytes=float(rate), sides=2.0 if target.kind.endswith("bidir") else 1.0)
+    rate = float(rates.get(target.kind, links.path_rate(spec, "fabric")))
+    sides = 2.0 if target.kind.endswith("bidir") else 1.0
+    if "bytes" not in target.counts:
+        return Answer(1e9, "link", nbytes=rate, sides=sides, is_rate=True)
+    nbytes = float(target.count("bytes"))
+    latency_ns = float(spec["copy_latency_ns"] if target.kind in rates else links.path_latency_ns(spec, "fabric"))
+    return Answer(latency_ns + 1e9 * nbytes / rate, "link", nbytes=nbytes, sides=sides)
 
 
 def vector_operator(spec: ChipSpec, target: Target) -> Answer:
     """A vector operator over m rows of n elements, named by the kind: `add`, `softmax_task`, `aclnn_transpose`."""
     shape = VectorShape(_vector_name(target.kind), target.count("m"), target.count("n"), target.dtype_bytes)
-    found, _ = _vector(spec, shape)
+    found, _ = _vector(spec, shape, cores=_cores(spec, target, "vector"))
     nbytes = float(shape.read_bytes + shape.written_bytes)
     return Answer(float(found.duration_ns), vector.LIMITS[int(found.limit)], flop=float(shape.flop), nbytes=nbytes)
 

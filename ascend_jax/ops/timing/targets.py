@@ -11,6 +11,7 @@ from ascend_jax.ops.timing.table_file import Line, read_lines
 REQUIRED = ("soc", "kind", "value", "unit")
 COUNTS = ("m", "n", "k", "batch", "heads", "sq", "sk", "d", "ranks", "cores", "bytes")
 COLUMNS = ("target_id", "soc", "kind", "dtype", *COUNTS, "causal", "value", "unit", "trust", "note")
+INT32_MAX = 2**31 - 1  # greatest size of an axis
 DTYPE_BYTES = {"fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2, "fp32": 4, "float32": 4, "int8": 1}
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from ascend_jax.ops.timing.confidence import Confidence, confidence
 from ascend_jax.ops.timing.predictions import find_kind
 from ascend_jax.ops.timing.products import find_chip
-from ascend_jax.ops.timing.targets import Target, read_targets
+from ascend_jax.ops.timing.targets import INT32_MAX, Target, read_targets
 
 
 def calibration_file() -> Traversable:
@@ -50,15 +50,25 @@ def _row(target: Target) -> Row:
     try:
         group, predict = find_kind(target.kind)
         spec = find_chip(target.soc)
+        _check_counts(target)
         answer = predict(spec, target)
         predicted = answer.in_unit(target.unit)
         if not np.isfinite(predicted):
             raise ValueError(f"no tile of this shape fits {spec.name}")
+        if predicted <= 0:
+            raise ValueError(f"the model says {predicted:g} {target.unit}, which no measurement can be compared with")
         size = answer.flop or answer.nbytes or answer.time_ns
         trust = confidence(spec, group, target.dtype, size)
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         return Row(target, group, None, " ".join(str(error).split()), "", None, is_fitted)
     return Row(target, group, predicted, "", answer.limit, trust, is_fitted)
+
+
+def _check_counts(target: Target) -> None:
+    """Refuse sizes that no launch has: CANN counts elements of an axis, ranks and cores in int32."""
+    for name, count in target.counts.items():
+        if name != "bytes" and count > INT32_MAX:
+            raise ValueError(f"column {name} is {count}; at most {INT32_MAX}")
 
 
 def _key(target: Target) -> tuple[Any, ...]:
