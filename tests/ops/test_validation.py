@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ascend_jax.cli.main import main
-from ascend_jax.ops.timing import validation
+from ascend_jax.ops.timing import confidence, validation
 from ascend_jax.ops.timing.predictions import find_kind
 from ascend_jax.ops.timing.products import dies, find_chip
 from ascend_jax.ops.timing.targets import read_targets
@@ -244,3 +244,50 @@ def test_collectives_across_servers_do_not_beat_the_network(tmp_path):
     assert one(tmp_path, "910A", "allreduce", ranks=8, nbytes=n).predicted == pytest.approx(
         2 * (ring + pcie) / 1e3, rel=1e-4
     )
+
+
+def test_trust_knows_the_kind_the_chip_and_the_ranks(tmp_path):
+    def label(soc, kind, **columns):
+        return one(tmp_path, soc, kind, **columns).confidence.label
+
+    assert [label("A2", "allreduce", ranks=r, nbytes=1 << 20) for r in (2, 8, 64)] == [
+        "extrapolated", "calibrated", "extrapolated"
+    ]  # fmt: skip
+    assert label("A2", "allgather", ranks=8, nbytes=1 << 20) == "extrapolated"
+    assert label("910B3", "stream_sync_idle") == "extrapolated"
+    assert label("910B3", "task_minus_core") == "calibrated"
+    assert label("910B1", "gemm_task", m=8192, n=8192, k=8192, note="ladder: const") == "extrapolated"  # a guessed tile
+    line = "X,910B2,fa_fwd,fp16,,,,1,1,4096,4096,{},{},,,,1,us,,"
+    found = rows(tmp_path, *(line.format(*each) for each in ((128, 0), (128, 1), (64, 0))))
+    assert [row.confidence.label for row in found] == ["calibrated", "extrapolated", "extrapolated"]
+
+
+def test_the_chips_of_each_measured_kind_are_those_of_the_file(report):
+    for name, entry in confidence._bands().items():
+        if "kinds" in entry:
+            rows_of = [row for row in report if row.group == name and row.target.kind != "mla_decode_peak"]
+            measured = {row.target.kind: {find_chip(row.target.soc).name} for row in rows_of}
+            assert {kind: set(chips) for kind, chips in entry["kinds"].items()} == measured, name
+
+
+def test_spellings_of_kinds_say_the_same(tmp_path):
+    same = [("allreduce", "All_Reduce"), ("reducescatter", "reduce_scatter"), ("allgather", "AllGather")]
+    for first, second in same:
+        found = [one(tmp_path, "A2", kind, ranks=8, nbytes=1 << 20).predicted for kind in (first, second)]
+        assert found[0] == found[1] is not None
+    found = [one(tmp_path, "A2", kind, m=64, n=256).predicted for kind in ("layer_norm", "layernorm", "aclnn_LayerNorm")]
+    assert found[0] == found[1] == found[2] is not None
+
+
+def test_a_blank_chip_or_a_size_of_zero_costs_one_row(tmp_path):
+    blank = one(tmp_path, "", "add", m=64, n=64)
+    assert blank.predicted is None and "names no chip" in blank.reason
+    zero = one(tmp_path, "A2", "allreduce", ranks=8, nbytes=0)
+    assert zero.predicted is None and "column bytes is empty" in zero.reason
+
+
+def test_rows_that_are_chip_constants_are_counted_apart(report):
+    found = validation.summary(report)
+    assert found["constants"]["rows"] + found["without_constants"]["rows"] == found["rows"]
+    assert found["constants"]["median_abs_error"] < 0.001 < found["without_constants"]["median_abs_error"]
+    assert found["without_constants"]["p90_abs_error"] <= 0.25

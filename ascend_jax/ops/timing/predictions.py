@@ -348,12 +348,38 @@ KINDS: dict[str, tuple[str, Predictor]] = {
 }  # kind: group, function
 
 
+_SPELLINGS = {
+    **dict.fromkeys(("all_reduce", "hcclallreduce"), "allreduce"),
+    **dict.fromkeys(("all_gather", "hcclallgather"), "allgather"),
+    **dict.fromkeys(("reduce_scatter", "hcclreducescatter"), "reducescatter"),
+    "all_reduce_host": "allreduce_host",
+    "layernorm": "layer_norm",
+    "rmsnorm": "rms_norm",
+    "reducesum": "reduce_sum",
+    "reducemax": "reduce_max",
+    "matmul": "gemm",
+}
+
+
+def kind_name(kind: str) -> str:
+    """One spelling for a kind: `All_Reduce` and `allreduce`, `aclnn_layernorm` and `layer_norm` are the same.
+
+    Example:
+        >>> kind_name("AllReduce"), kind_name("reduce_scatter"), kind_name("aclnn_layernorm_task")
+        ('allreduce', 'reducescatter', 'layer_norm')
+    """
+    short = kind.lower().replace("-", "_")
+    bare = _vector_name(short)
+    return short if short in KINDS else _SPELLINGS.get(short, _SPELLINGS.get(bare, short))
+
+
 def find_kind(kind: str) -> tuple[str, Predictor]:
     """Group and function of a kind.
 
     Raises:
         ValueError: The model has no such kind.
     """
+    kind = kind_name(kind)
     if kind.startswith("vector_cycles_"):
         return "instruction", vector_cycles
     if kind not in KINDS and _vector_name(kind) in vector.OPERATORS:
