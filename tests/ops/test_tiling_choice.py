@@ -134,7 +134,9 @@ def test_attention_is_calibrated_as_it_was_measured():
     shapes = tuple(tiling.input_shapes("flash_attention", causal))
     full = Measurements({("flashattention", shapes, "float16", 0): 9.0}, "mine.csv")
     masked = Measurements({("flashattention", shapes, "float16", 3): 9.0}, "mine.csv", {}, 0)
-    times = [tiling.choose("flash_attention", causal, "float16", "910B2", measurements=m).time_us for m in (full, masked)]
+    times = [
+        tiling.choose("flash_attention", causal, "float16", "910B2", measurements=m).time_us for m in (full, masked)
+    ]
     assert times[0] != 9.0 and times[1] == 9.0
 
 

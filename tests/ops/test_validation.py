@@ -275,7 +275,9 @@ def test_spellings_of_kinds_say_the_same(tmp_path):
     for first, second in same:
         found = [one(tmp_path, "A2", kind, ranks=8, nbytes=1 << 20).predicted for kind in (first, second)]
         assert found[0] == found[1] is not None
-    found = [one(tmp_path, "A2", kind, m=64, n=256).predicted for kind in ("layer_norm", "layernorm", "aclnn_LayerNorm")]
+    found = [
+        one(tmp_path, "A2", kind, m=64, n=256).predicted for kind in ("layer_norm", "layernorm", "aclnn_LayerNorm")
+    ]
     assert found[0] == found[1] == found[2] is not None
 
 

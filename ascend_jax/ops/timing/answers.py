@@ -25,7 +25,9 @@ class Answer:
         """
         times = {"ns": 1.0, "us": 1e-3, "ms": 1e-6, "s": 1e-9, "cycles": self.clock_hz * 1e-9}
         if unit in times and self.is_rate:
-            raise ValueError(f"unit {unit!r}: the row states no size to take a time of; fill column bytes, or give a rate")
+            raise ValueError(
+                f"unit {unit!r}: the row states no size to take a time of; fill column bytes, or give a rate"
+            )
         if unit in times:
             return self.time_ns * times[unit]
         rates = {"TFLOPS": (self.flop, 1e-3), "TOPS": (self.flop, 1e-3), "GFLOPS": (self.flop, 1.0)}

@@ -6,7 +6,7 @@ Forward is `ops.attention.tiling`; this adds what is told apart around it. The b
 | what a round does | time | hardware fact |
 |---|---|---|
 | cube: S = Q K^T, dP = dO V^T, dV += P^T dO, dK += dS^T Q, dQ += dS K | five `matmul_ns` | MMAD beside MTE1 |
-| vector: P = exp(scale S - lse), dS = P (dP - delta), two casts | 13 cycles a repeat | muls 1; sub, exp, sub, mul, casts 2 |
+| vector: P = exp(a S - lse), dS = P (dP - delta), casts | 13 cycles a repeat | muls 1; sub, exp, mul, cast 2 |
 | memory: S, dP out; P, dS out; dQ out, in fp32 | / `l0c_gm`, / `ub_gm`, / `l0c_gm` | A2 cores meet only in GM and L2 |
 | memory: Q, dO, P, dS into L1 | / `l2_l1` | MTE2 of the cube core |
 
@@ -172,9 +172,7 @@ def backward(
     return jax.tree.map(lambda leaf: leaf[best], table), best.astype(jnp.int32)
 
 
-def backward_costs(
-    spec: ChipSpec, shape: AttentionShape, *, library: bool = True, cores: Any = None
-) -> BackwardCost:
+def backward_costs(spec: ChipSpec, shape: AttentionShape, *, library: bool = True, cores: Any = None) -> BackwardCost:
     """Costs with all tiles of BACKWARD_TILES on at most `cores` cube cores, leaves `[T]`, in one vmapped call."""
     rows, cols = (np.array(side, np.int32) for side in zip(*BACKWARD_TILES, strict=True))
     return jax.vmap(lambda r, c: _backward_cost(spec, shape, r, c, library, cores))(rows, cols)

@@ -3,9 +3,9 @@
 A prediction is `calibrated` if the calibration file holds measurements of its group on the same chip (or on a product
 that the chip stands for), with the same element size, and its size lies within them, a factor of two either way;
 `extrapolated` if it holds some of the same family; else `uncalibrated`. Only a chip of the catalogue, as it stands
-there, is calibrated: one with other values is extrapolated at best, one of a file of your own uncalibrated. The band is a share of the time: nine of ten
-published rows lie within the calibrated one (`data/bands.toml`); the others widen it by a factor that no measurement
-backs.
+there, is calibrated: one with other values is extrapolated at best, one of a file of your own uncalibrated. The band
+is a share of the time: nine of ten published rows lie within the calibrated one (`data/bands.toml`); the others widen
+it by a factor that no measurement backs.
 """
 
 import dataclasses

@@ -76,7 +76,9 @@ class Measurements:
 
     us: Mapping[Key, float]
     source: str = ""
-    bands: Mapping[Key, float] = dataclasses.field(default_factory=dict)  # of keys with several rows: share of the median
+    bands: Mapping[Key, float] = dataclasses.field(
+        default_factory=dict
+    )  # of keys with several rows: share of the median
     skipped: int = 0  # rows of an op_summary without operands or duration
 
     def find(self, operator: str, shapes: Sequence[Sequence[int]], dtype: str, mode: int = 0) -> float | None:
@@ -129,9 +131,7 @@ def read_measurements(path: str | Path) -> Measurements:
         key = _key(operator, _shapes(line.where, shape), dtype.split(";")[0], _mode(line))
         found[key].append(line.positive(columns[3], "a time in us"))
     us = {key: float(np.median(times)) for key, times in found.items()}
-    bands = {
-        key: float(np.abs(np.array(times) / us[key] - 1).max()) for key, times in found.items() if len(times) > 1
-    }
+    bands = {key: float(np.abs(np.array(times) / us[key] - 1).max()) for key, times in found.items() if len(times) > 1}
     return Measurements(us, str(path), bands, skipped)
 
 

@@ -1,119 +1,27 @@
 """What the model says to a published measurement: one function per kind, none of which sees the measured value."""
 
-import dataclasses
-import functools
-import re
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
-from ascend_jax.chip import cost, links, memory
+from ascend_jax.chip import cost, links
 from ascend_jax.chip.instructions import sequence_ns
 from ascend_jax.chip.pipeline import serial_ns, stages
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops.attention.tiling import LIMITS as ATTENTION_LIMITS
 from ascend_jax.ops.attention.tiling import AttentionShape
 from ascend_jax.ops.attention.visibility import SparseMode
-from ascend_jax.ops.timing import attention, matmul, vector
+from ascend_jax.ops.timing import attention, vector
 from ascend_jax.ops.timing.answers import Answer
-from ascend_jax.ops.timing.matmul import MatmulShape, Tile
-from ascend_jax.ops.timing.products import dies
+from ascend_jax.ops.timing.matmul_rows import gemm, gemm_peak_test, gemm_task
+from ascend_jax.ops.timing.memory_rows import path_rate, read_all
+from ascend_jax.ops.timing.products import cores_of, dies
 from ascend_jax.ops.timing.targets import Target
 from ascend_jax.ops.timing.vector import VectorShape
 
-
-@functools.partial(jax.jit, static_argnames="library")
-def _matmul(spec: ChipSpec, shape: MatmulShape, cores: int, library: bool) -> matmul.MatmulCost:
-    return matmul.choose_tile(spec, shape, cores=cores, fixed_ns=matmul.library_ns(spec) if library else None)[0]
-
-
-def _cores(spec: ChipSpec, target: Target, unit: str = "cube") -> int:
-    """Cores of a row, all of the chip if it states none.
-
-    Raises:
-        ValueError: More than the chip has.
-    """
-    there = int(spec[f"{unit}_cores"])
-    cores = target.counts.get("cores", there)
-    if cores > there:
-        raise ValueError(f"column cores is {cores}; {spec.name} has {there} {unit} cores")
-    return cores
-
-
-_matmul_tile = jax.jit(matmul.matmul_cost, static_argnames=("buffers", "constant_tiling"))
 _vector = jax.jit(vector.choose_tile)
 _forward = jax.jit(attention.forward, static_argnames=("shape", "library"))
 _backward = jax.jit(attention.backward, static_argnames=("shape", "library"))
-
-
-def matmul_shape(target: Target) -> MatmulShape:
-    """Shape of a matmul row."""
-    m, n, k = (target.count(axis) for axis in "mnk")
-    return MatmulShape(m, n, k, target.dtype_bytes, target.counts.get("batch", 1))
-
-
-def gemm(spec: ChipSpec, target: Target) -> Answer:
-    """Library matmul, warm: the fastest tile and the launch of a library."""
-    shape = matmul_shape(target)
-    return _matmul_answer(_matmul(spec, shape, _cores(spec, target), True), shape)
-
-
-def gemm_task(spec: ChipSpec, target: Target) -> Answer:
-    """One kernel: the fastest tile, pipelined, unless the note says otherwise in words of `STEPS`.
-
-    `tile 64x64x64` in a note states the tile. In the note of a tuning ladder (`ladder`) the last word of `STEPS` names
-    the step that the kernel has reached. A step without a tile takes 128 x 256, which is a guess. Other words say nothing.
-    """
-    shape, cores, note = matmul_shape(target), _cores(spec, target), target.note.lower()
-    tile = re.search(r"\btile\s+\[?(\d+)\s*[x*,]\s*(\d+)(?:\s*[x*,]\s*(\d+))?", note)
-    step = _step(note)
-    if not tile and step is None:
-        return _matmul_answer(_matmul(spec, shape, cores, False), shape)
-    depth = 128 // target.dtype_bytes
-    bm, bn, bk = (int(tile[1]), int(tile[2]), int(tile[3] or depth)) if tile else (128, 256, depth)
-    if min(bm, bn, bk) < 16 or any(side % 16 for side in (bm, bn, bk)):
-        raise ValueError(f"tile {bm}x{bn}x{bk}: sides are multiples of 16, the edge of a cube step")
-    serial, constant = step == "serial", step in (None, "constant")
-    chosen = Tile(bm, bn, bk, 1 if serial else 4)
-    found = _matmul_tile(spec, shape, chosen, cores=cores, buffers=1 if serial else 2, constant_tiling=constant)
-    if not bool(found.fits):
-        raise ValueError(f"tile {bm}x{bn}x{bk} does not fit {spec.name}")
-    guess = "" if tile and tile[3] else "the row states no tile; 128 x 256 stands in"
-    return dataclasses.replace(_matmul_answer(found, shape), guess=guess)
-
-
-# What the words of a gemm_task note mean; words of a ladder count only in a note with the word `ladder`.
-STEPS: dict[str, tuple[str, ...]] = {
-    "serial": ("naive", "single buffer", "single-buffer", "single buffering", "no double buffer"),
-    "ladder serial": ("tile", "split"),  # the first steps of the published ladder, before any buffer is doubled
-    "ladder pipelined": ("double", "ping", "pong", "pingpong", "preload", "depth", "l1", "l2"),
-    "ladder constant": ("const", "constant", "unit"),
-}
-
-
-def _step(note: str) -> str | None:
-    """`serial`, `pipelined` or `constant` (pipelined, the tiling a compile-time constant); None: nothing is said."""
-    is_ladder = _says(note, "ladder")
-    for name in ("serial", "ladder constant", "ladder pipelined", "ladder serial"):
-        if any(_says(note, word) for word in STEPS[name]) and (is_ladder or name == "serial"):
-            return name.removeprefix("ladder ")
-    return None
-
-
-def _says(note: str, words: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", note) is not None
-
-
-def gemm_peak_test(spec: ChipSpec, target: Target) -> Answer:
-    """Best rate of square library matmuls from 2048 to 8192."""
-    shapes = [MatmulShape(n, n, n, target.dtype_bytes) for n in (2048, 3072, 4096, 6144, 8192)]
-    answers = [_matmul_answer(_matmul(spec, shape, _cores(spec, target), True), shape) for shape in shapes]
-    return dataclasses.replace(max(answers, key=lambda answer: answer.flop / answer.time_ns), is_rate=True)
-
-
-def _matmul_answer(found: matmul.MatmulCost, shape: MatmulShape) -> Answer:
-    return Answer(float(found.duration_ns), matmul.LIMITS[int(found.limit)], flop=float(shape.flop))
 
 
 def attention_shape(target: Target) -> AttentionShape:
@@ -126,7 +34,7 @@ def attention_shape(target: Target) -> AttentionShape:
 def attention_forward(spec: ChipSpec, target: Target) -> Answer:
     """Attention forward: the vendor's operator (`fa_fwd_vendor`) or a hand-written kernel (`fa_fwd`)."""
     shape = attention_shape(target)
-    found = _forward(spec, shape=shape, library="vendor" in target.kind, cores=_cores(spec, target))
+    found = _forward(spec, shape=shape, library="vendor" in target.kind, cores=cores_of(spec, target))
     limit = ATTENTION_LIMITS[int(found.limit)]
     return Answer(float(found.duration_ns), limit, flop=attention.forward_flop(shape))
 
@@ -134,7 +42,7 @@ def attention_forward(spec: ChipSpec, target: Target) -> Answer:
 def attention_backward(spec: ChipSpec, target: Target) -> Answer:
     """Attention backward (`fa_bwd`, `fa_bwd_vendor`); 2.5 times the operations of forward."""
     shape = attention_shape(target)
-    found, _ = _backward(spec, shape=shape, library="vendor" in target.kind, cores=_cores(spec, target))
+    found, _ = _backward(spec, shape=shape, library="vendor" in target.kind, cores=cores_of(spec, target))
     limit = ATTENTION_LIMITS[int(found.limit)]
     return Answer(float(found.duration_ns), limit, flop=2.5 * attention.forward_flop(shape))
 
@@ -152,79 +60,6 @@ def mla_decode_peak(spec: ChipSpec, target: Target) -> Answer:
     time_ns = float(cube + spec["overlap_loss"] * feed)
     flop = sum(2.0 * m * n * k for m, n, k in parts) * int(spec["cube_cores"]) * dies(target.soc)
     return Answer(time_ns, "cube", flop=flop, is_rate=True)
-
-
-def read_all(spec: ChipSpec, target: Target) -> Answer:
-    """`gm_ub_read`, `gm_l1_read` and their `_l2` forms: all cores read `bytes` together.
-
-    The tile in the note gives copies and runs of fp16 elements; without one, runs are 512 B into L1 and 2 KiB into UB.
-    """
-    to_l1 = "_l1_" in target.kind
-    cores = _cores(spec, target, "cube" if to_l1 else "vector")
-    share = target.count("bytes") / cores
-    run, instruction = _runs(target.note, to_l1)
-    hits = _hit_share(target)
-    rate = memory.cube_read_rate if to_l1 else memory.vector_read_rate
-    slower = _slower(spec, target.note, to_l1)
-    time_ns = 0.0
-    for part, from_l2 in ((share * (1 - hits), False), (share * hits, True)):
-        if part > 0:
-            speed = rate(spec, cores, from_l2=from_l2) * slower
-            time_ns += float(memory.copies_ns(spec, part, speed, instruction_bytes=instruction, run_bytes=run))
-    launch = float(spec["kernel_head_ns"] + spec["kernel_end_ns"])
-    return Answer(time_ns + launch, "mte2", nbytes=float(target.count("bytes")))
-
-
-def _hit_share(target: Target) -> float:
-    stated = re.search(r"(\d+(?:\.\d+)?)\s*% L2", target.note)
-    if stated and float(stated[1]) > 100:
-        raise ValueError(f"note says {stated[0]}: a share of hits is at most 100 %")
-    if stated:
-        return float(stated[1]) / 100
-    return 0.75 if target.kind.endswith("_l2") else 0.0
-
-
-def _runs(note: str, to_l1: bool) -> tuple[float, float]:
-    tile = re.search(r"\[\s*(\d+)\s*,\s*(\d+)\s*\]", note) or re.search(r"tile\s+(\d+)\s*x\s*(\d+)", note)
-    rows = re.search(r"(\d+) B rows", note)
-    if not tile:
-        run = float(rows[1]) if rows else (512.0 if to_l1 else 2048.0)
-        return run, 64 * run
-    run = float(rows[1]) if rows else 2.0 * int(tile[2])
-    return run, int(tile[1]) * run
-
-
-def _slower(spec: ChipSpec, note: str, to_l1: bool) -> float:
-    if re.search(r"unalign|misalign|not aligned|32 ?B.align", note, re.I):
-        return float(spec["unaligned_nd2nz_share" if to_l1 else "unaligned_share"])
-    return float(spec["same_line_share"]) if re.search(r"same (address|order|line)", note, re.I) else 1.0
-
-
-def path_rate(spec: ChipSpec, target: Target) -> Answer:
-    """Rate of one data path, long copies, `cores` at work; a time only of the `bytes` that the row states."""
-    kind = target.kind
-    cores = _cores(spec, target, "vector" if "_ub_" in f"_{kind}" else "cube")
-    if "_one_" in kind and target.counts.get("cores", 1) != 1:
-        raise ValueError(f"column cores is {cores}; kind {kind} is one core's rate")
-    rates: dict[str, Callable[[], Any]] = {
-        "hbm_read_all_aic": lambda: cores * memory.cube_read_rate(spec, cores),
-        "gm_l1_one_aic": lambda: memory.cube_read_rate(spec, 1),
-        "l1_l0a_one_aic": lambda: spec["l1_l0a_bytes_per_s"],
-        "l1_l0b_one_aic": lambda: spec["l1_l0b_bytes_per_s"],
-        "l0c_gm_one_aic": lambda: spec["l0c_gm_bytes_per_s"],
-        "gm_ub_one_aiv": lambda: memory.vector_read_rate(spec, 1),
-        "ub_gm_one_aiv": lambda: memory.vector_write_rate(spec, 1),
-        "gm_ub_one_aiv_duplex": lambda: memory.vector_read_rate(spec, 1, both_ways=True),
-        "ub_gm_one_aiv_duplex": lambda: memory.vector_write_rate(spec, 1, both_ways=True),
-        "gm_ub_read_per_core": lambda: memory.vector_read_rate(spec, cores),
-        "ub_gm_write_per_core": lambda: memory.vector_write_rate(spec, cores),
-        "gm_l1_read_per_core": lambda: memory.cube_read_rate(spec, cores),
-    }
-    rate = float(rates[kind]())
-    queue = {"l1_l0": "mte1", "l0c_g": "fixpipe", "ub_gm": "mte3"}.get(kind[:5], "mte2")
-    if "bytes" not in target.counts:
-        return Answer(1e9, queue, nbytes=rate, is_rate=True)
-    return Answer(1e9 * target.count("bytes") / rate, queue, nbytes=float(target.count("bytes")))
 
 
 def vector_cycles(spec: ChipSpec, target: Target) -> Answer:
@@ -295,7 +130,7 @@ def link_rate(spec: ChipSpec, target: Target) -> Answer:
 def vector_operator(spec: ChipSpec, target: Target) -> Answer:
     """A vector operator over m rows of n elements, named by the kind: `add`, `softmax_task`, `aclnn_transpose`."""
     shape = VectorShape(_vector_name(target.kind), target.count("m"), target.count("n"), target.dtype_bytes)
-    found, _ = _vector(spec, shape, cores=_cores(spec, target, "vector"))
+    found, _ = _vector(spec, shape, cores=cores_of(spec, target, "vector"))
     nbytes = float(shape.read_bytes + shape.written_bytes)
     return Answer(float(found.duration_ns), vector.LIMITS[int(found.limit)], flop=float(shape.flop), nbytes=nbytes)
 

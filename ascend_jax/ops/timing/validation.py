@@ -17,12 +17,13 @@ from ascend_jax.ops.timing.predictions import attention_shape, find_kind, kind_n
 from ascend_jax.ops.timing.products import find_chip
 from ascend_jax.ops.timing.targets import INT32_MAX, Target, read_targets
 
-
 # Kinds whose rows in the calibration file are the source of a chip constant; per-core rates only where they were read.
 _CONSTANTS = frozenset(
-    "hbm_read_all_aic gm_l1_one_aic l1_l0a_one_aic gm_ub_one_aiv_duplex l0c_gm_one_aic scalar_fma_cycles task_minus_core "
-    "inter_kernel_gap stream_sync_idle memset_plus_sync memcpy_async_enqueue notify_record_wait aclnn_add_enqueue "
-    "h2d p2p_bidir".split()
+    (
+        *("hbm_read_all_aic", "gm_l1_one_aic", "l1_l0a_one_aic", "gm_ub_one_aiv_duplex", "l0c_gm_one_aic"),
+        *("scalar_fma_cycles", "task_minus_core", "inter_kernel_gap", "stream_sync_idle", "memset_plus_sync"),
+        *("memcpy_async_enqueue", "notify_record_wait", "aclnn_add_enqueue", "h2d", "p2p_bidir"),
+    )
 )
 _PER_CORE = frozenset(("gm_ub_read_per_core", "ub_gm_write_per_core"))
 _READ_AT_CORES = (1, 4)
@@ -47,7 +48,7 @@ class Row:
 
     @property
     def is_constant(self) -> bool:
-        """Whether the prediction is a chip constant that was read from this very row, so that its error says nothing."""
+        """Whether the prediction is a chip constant that was read from this very row: its error says nothing."""
         few = self.target.counts.get("cores", 0) in _READ_AT_CORES
         return self.is_fitted and (self.target.kind in _CONSTANTS or (self.target.kind in _PER_CORE and few))
 
