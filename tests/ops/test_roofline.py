@@ -135,3 +135,12 @@ def test_a_size_beyond_int32_is_one_line(capsys):
     assert command("matmul:99999999999x9x9") == 2
     printed = capsys.readouterr()
     assert "99999999999 is no whole number" in printed.err and printed.err.count("\n") == 1
+
+
+def test_own_measurements_replace_the_model(tmp_path, capsys):
+    path = tmp_path / "mine.csv"
+    path.write_text("operator,shape,dtype,us\nmatmul,256x256;256x256,float16,77\n")
+    assert command("matmul:256x256x256", "--measurements", str(path), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["points"][0]["time_us"] == 77
+    assert command("matmul:256x256x256", "--measurements", str(tmp_path / "none.csv")) == 2
+    assert "--measurements" in capsys.readouterr().err
