@@ -57,8 +57,6 @@ def log_errors(targets: Sequence[Target], values: Values) -> np.ndarray:
 
 def _log_error(target: Target, values: Values) -> float:
     spec: ChipSpec = find_chip(target.soc)
-    if spec.family.startswith("950"):
-        values = {name: value for name, value in values.items() if name not in ("overlap_loss", "miss_exposed")}
     _, predict = find_kind(target.kind)
     return float(np.log(predict(spec.replace(**values), target).in_unit(target.unit) / target.value))
 

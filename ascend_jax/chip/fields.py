@@ -112,5 +112,14 @@ MAY_BE_ZERO = frozenset(
     }
     | {"fabric_kind", "fabric_links", "has_priorities"}
 )
+# What any chip of this kind can have, orders of magnitude around those that exist: by field, else by unit.
+RANGES: dict[str, tuple[float, float]] = {
+    HZ: (1e6, 1e11),
+    RATE: (1e6, 1e16),
+    "fabric_kind": (0, 3),  # index into chip.links.FABRICS
+    "has_priorities": (0, 1),
+    "cube_cores": (1, 4096),
+    "vector_cores": (1, 8192),
+}
 EXACT_UNITS = frozenset({COUNT, BYTES, HZ, NS, SECONDS, BYTES_PER_CYCLE, MACS})  # values that float32 must hold
 CERTAINTIES = ("high", "medium", "low")

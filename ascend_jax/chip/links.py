@@ -8,6 +8,7 @@
 | ReduceScatter, AllGather = half of an AllReduce each | HCCL documents |
 | Clos: mesh steps, (p - 1) / p n over all links of a device | a switch joins all links to any peers |
 | across servers: ReduceScatter inside + AllReduce of n / p over RoCE + AllGather inside | HCCL documents |
+| across the two groups of a first-generation server: the same over PCIe | HPCA 2021 |
 | mesh, Clos: + min(n, chunk) / fill rate | the first chunk passes before anything overlaps |
 
 a is `collective_step_ns`, b is 1 / (link rate * `collective_efficiency`). The reduction itself is hidden behind links.
@@ -132,20 +133,17 @@ def all_reduce_ns(spec: ChipSpec, nbytes: Any, ranks: Any, *, servers: Any = 1) 
     """
     with jax.named_scope("all_reduce"):
         n, p, s = (jnp.asarray(each, jnp.float32) for each in (nbytes, ranks, servers))
-        inside = 2 * half_reduce_ns(spec, n, p)
-        network = spec["network_bytes_per_s"] * spec["collective_efficiency"]
-        across = 2 * (s - 1) * spec["collective_step_ns"]
-        across += cost.copy_ns(spec, 2 * (s - 1) / jnp.maximum(s, 1) * n / jnp.maximum(p, 1), network)
-        return inside + across
+        return 2 * half_reduce_ns(spec, n, p, servers=s)
 
 
-def half_reduce_ns(spec: ChipSpec, nbytes: Any, ranks: Any) -> jax.Array:
-    """Device time of a ReduceScatter or an AllGather inside one server: one of the two phases of an AllReduce.
+def half_reduce_ns(spec: ChipSpec, nbytes: Any, ranks: Any, *, servers: Any = 1) -> jax.Array:
+    """Device time of a ReduceScatter or an AllGather: one of the two phases of an AllReduce.
 
     Args:
         spec: The chip.
         nbytes: Bytes of the whole buffer, the one that is scattered or gathered; `[...]`.
-        ranks: Ranks of the server.
+        ranks: Ranks of one server; 1 takes no time inside.
+        servers: Servers with `ranks` ranks each; each rank passes its share of the buffer around them.
 
     Returns:
         `[...]` float32 ns. No published time backs it; the AllReduce that it is half of has some.
@@ -166,7 +164,19 @@ def half_reduce_ns(spec: ChipSpec, nbytes: Any, ranks: Any) -> jax.Array:
     clos = step + fill + cost.copy_ns(spec, share * n, link * jnp.maximum(spec["fabric_links"], 1))
     kind = spec["fabric_kind"]
     chosen = jnp.where(kind == FABRICS.index("mesh"), mesh, jnp.where(kind == FABRICS.index("clos"), clos, ring))
-    return jnp.where(p > 1, chosen, 0.0)
+    return jnp.where(p > 1, chosen, 0.0) + _across_ns(spec, n / jnp.maximum(p, 1), servers)
+
+
+def _across_ns(spec: ChipSpec, share_bytes: Any, servers: Any) -> jax.Array:
+    """ReduceScatter or AllGather of each rank's share around `servers` groups, float32 ns.
+
+    Two groups of a first-generation server meet over PCIe (`path_between`); all else passes the network.
+    """
+    s = jnp.asarray(servers, jnp.float32)
+    is_pcie = (spec["fabric_kind"] == FABRICS.index("ring")) & (s <= 2)
+    rate = jnp.where(is_pcie, spec["pcie_bytes_per_s"], spec["network_bytes_per_s"]) * spec["collective_efficiency"]
+    moved = (s - 1) / jnp.maximum(s, 1) * share_bytes
+    return (s - 1) * spec["collective_step_ns"] + cost.copy_ns(spec, moved, rate)
 
 
 def blocking_all_reduce_ns(spec: ChipSpec, nbytes: Any, ranks: Any, *, servers: Any = 1) -> jax.Array:

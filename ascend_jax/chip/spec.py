@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ascend_jax.chip.fields import CERTAINTIES, COUNT, EXACT_UNITS, FIELDS, INDEX, MAY_BE_ZERO
+from ascend_jax.chip.fields import CERTAINTIES, COUNT, EXACT_UNITS, FIELDS, HZ, INDEX, MAY_BE_ZERO, RANGES, RATE
 
 _FLOAT32 = np.finfo(np.float32)
 _FIRST_910B = (
@@ -23,6 +23,7 @@ _FIRST_910B = (
 )
 _STEP_BYTES = 16 * 16 * 4  # one operand of the smallest cube step
 _PAGE_BYTES = 2 << 20
+_BLOCK_BYTES = 32  # unit of every on-chip buffer
 _REFUSED = {
     "910b": _FIRST_910B,
     "910c": "a 910C package shows as two devices, one per die; ask for one die: Ascend910_9392",
@@ -67,8 +68,11 @@ class ChipSpec:
 
         Raises:
             KeyError: A field does not exist.
+            ValueError: A concrete number that no chip can have: below zero, not a number, or a clock or rate of 0.
         """
         traced = any(isinstance(value, jax.Array) for value in (self.values, *fields.values()))
+        for field, value in fields.items():
+            _check_replaced(field, value)
         batch = np.broadcast_shapes(self.values.shape[:-1], *(np.shape(value) for value in fields.values()))
         shape = (*batch, self.values.shape[-1])
         if traced:
@@ -129,6 +133,8 @@ def chip_sheet(name: str) -> list[tuple[str, float, str, str, str]]:
 def load_chip_file(path: str | Path) -> ChipSpec:
     """Chip from a TOML file of your own; `base` names a file beside it, else one of the catalogue.
 
+    Its `calibration` is "uncalibrated" unless it says otherwise, whatever its base says.
+
     Raises:
         ValueError: A field is missing, unknown or cannot be physical; names file, field, value and rule.
         FileNotFoundError: No such file.
@@ -161,6 +167,15 @@ def operand_rate(spec: ChipSpec, dtype_bytes: int) -> Any:
     if dtype_bytes not in (1, 2, 4):
         raise ValueError(f"dtype_bytes={dtype_bytes}: the cube multiplies operands of 1, 2 or 4 bytes")
     return spec["cube_fp32_share"] if dtype_bytes == 4 else np.float32(2 / dtype_bytes)
+
+
+def _check_replaced(field: str, value: Any) -> None:
+    _index(field)
+    if isinstance(value, jax.Array):
+        return  # may be traced
+    least, unit = np.min(np.asarray(value)), FIELDS[field][0]
+    if not least >= 0 or (least == 0 and unit in (HZ, RATE)):
+        raise ValueError(f"field {field} is {least}; rule: {unit} {'above' if unit in (HZ, RATE) else 'at least'} zero")
 
 
 def _index(field: str) -> int:
@@ -208,7 +223,7 @@ def _load(name: str) -> tuple[ChipSpec, dict[str, Any]]:
 
 def _read_chip(path: Traversable) -> tuple[ChipSpec, dict[str, Any]]:
     table = _read_with_base(path, ())
-    meta = {key: table.pop(key, None) for key in ("family", "calibration")}
+    meta = {"family": table.pop("family", None), "calibration": table.pop("calibration", "uncalibrated")}
     for key, value in meta.items():
         if not isinstance(value, str):
             raise ValueError(f"{path}: {key} is {value!r}; a chip file states it as a string")
@@ -230,6 +245,9 @@ def _check_together(path: Traversable, table: dict[str, Any]) -> None:
     least = {"l0a_bytes": _STEP_BYTES, "l0b_bytes": _STEP_BYTES, "l0c_bytes": _STEP_BYTES, "l1_bytes": 4 * _STEP_BYTES}
     least |= {"ub_bytes": 4 * value["vector_bytes_per_cycle"], "l2_bytes": value["l2_line_bytes"]}
     least |= {"vector_cores": value["cube_cores"] * value["vector_per_cube"], "hbm_bytes": _PAGE_BYTES}
+    if value["l2_bytes_per_s"] < value["hbm_bytes_per_s"]:
+        rule = f"at least hbm_bytes_per_s, {value['hbm_bytes_per_s']:g}: what L2 holds comes no slower than from HBM"
+        raise ValueError(f"{path}: field l2_bytes_per_s is {value['l2_bytes_per_s']!r}; rule: {rule}")
     for field, bound in least.items():
         if value[field] < bound:
             what = (
@@ -237,11 +255,14 @@ def _check_together(path: Traversable, table: dict[str, Any]) -> None:
             )
             what = "one page" if field == "hbm_bytes" else "one line" if field == "l2_bytes" else what
             raise ValueError(f"{path}: field {field} is {value[field]!r}; rule: at least {bound}, {what}")
+    for field in ("l1_bytes", "l0a_bytes", "l0b_bytes", "l0c_bytes", "ub_bytes"):
+        if value[field] % _BLOCK_BYTES:
+            raise ValueError(f"{path}: field {field} is {value[field]!r}; rule: whole blocks of {_BLOCK_BYTES} bytes")
 
 
 def _read_with_base(path: Traversable, seen: tuple[str, ...]) -> dict[str, Any]:
-    if path.name in seen:
-        raise ValueError(f"{path}: base files form a cycle: {' -> '.join((*seen, path.name))}")
+    if str(path) in seen:
+        raise ValueError(f"{path}: base files form a cycle: {' -> '.join((*seen, str(path)))}")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -253,10 +274,14 @@ def _read_with_base(path: Traversable, seen: tuple[str, ...]) -> dict[str, Any]:
         return table
     base = f"{table.pop('base')}.toml"
     beside = path.parent / base if isinstance(path, Path) else _data().joinpath(base)
-    chosen = beside if beside.is_file() else _data().joinpath(base)
+    known = _data().joinpath(base)
+    is_same = str(beside) == str(path) and known.is_file()  # a file may bear the name of the chip that it changes
+    chosen = beside if beside.is_file() and not is_same else known
     if not chosen.is_file():
         raise ValueError(f"{path}: base {base!r} is neither beside the file nor in the catalogue")
-    return _read_with_base(chosen, (*seen, path.name)) | table
+    inherited = _read_with_base(chosen, (*seen, str(path)))
+    inherited.pop("calibration", None)  # what was measured on the base says nothing about this chip
+    return inherited | table
 
 
 def _checked(path: Traversable, field: str, entry: Any) -> float:
@@ -284,4 +309,7 @@ def _checked(path: Traversable, field: str, entry: Any) -> float:
         raise ValueError(f"{where} has certainty {entry['certainty']!r}; rule: one of {', '.join(CERTAINTIES)}")
     if not isinstance(entry["source"], str) or not entry["source"].strip():
         raise ValueError(f"{where} has source {entry['source']!r}; rule: say where the value is from")
+    lowest, highest = RANGES.get(field, RANGES.get(unit, (0.0, float(_FLOAT32.max))))
+    if value != 0 and not lowest <= value <= highest:
+        raise ValueError(f"{where} is {value!r}; rule: from {lowest:g} to {highest:g} {unit}")
     return float(value)

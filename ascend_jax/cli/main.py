@@ -48,6 +48,7 @@ def _add_timing(commands: argparse._SubParsersAction) -> None:
     roof.add_argument("--dtype", choices=("float16", "bfloat16", "float32", "int8"), default="float16")
     roof.add_argument("--chip", default="Ascend910B2", metavar="NAME", help="chip (default %(default)s)")
     roof.add_argument("--program", metavar="FILE", help="saved program whose kernels to draw")
+    roof.add_argument("--measurements", metavar="CSV", help="your own times of the operators, or an msprof op_summary")
     roof.add_argument("--svg", metavar="FILE", help="write the picture to this .svg file")
     roof.add_argument("--json", action="store_true", help="print JSON")
 
@@ -199,6 +200,7 @@ def _roofline(options: argparse.Namespace) -> int:
         chip=options.chip,
         program=options.program,
         svg=options.svg,
+        measurements=options.measurements,
         as_json=options.json,
     )
     print(text)

@@ -8,11 +8,19 @@ import ascend_jax as aj
 from ascend_jax.cli import roofline_picture
 from ascend_jax.cli.errors import UsageError
 from ascend_jax.ops.timing import roofline
+from ascend_jax.ops.timing.measured import read_measurements
 from ascend_jax.ops.timing.roofline import Point
 
 
 def report(
-    operators: Sequence[str], *, dtype: str, chip: str, program: str | None, svg: str | None, as_json: bool
+    operators: Sequence[str],
+    *,
+    dtype: str,
+    chip: str,
+    program: str | None,
+    svg: str | None,
+    measurements: str | None,
+    as_json: bool,
 ) -> str:
     """Return the roofline of operators given as `NAME:SIZExSIZE...`, or of a saved program; write a picture if asked.
 
@@ -24,11 +32,13 @@ def report(
     except ValueError as error:
         raise UsageError(f"--chip: {error}") from None
     try:
-        points = [roofline.operator_point(*_parsed(text), dtype, spec) for text in operators]
+        times = None if measurements is None else read_measurements(measurements)
+        points = [roofline.operator_point(*_parsed(text), dtype, spec, times) for text in operators]
         if program is not None:
             points += roofline.program_points(aj.load_program(program), spec)
-    except FileNotFoundError:
-        raise UsageError(f"--program {program}: no such file") from None
+    except FileNotFoundError as error:
+        flag = "--program" if error.filename is None or error.filename == program else "--measurements"
+        raise UsageError(f"{flag} {program if flag == '--program' else measurements}: no such file") from None
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(str(error)) from None
     if not points:

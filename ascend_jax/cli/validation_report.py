@@ -54,6 +54,7 @@ def _missing(found: dict[str, Any]) -> str:
 def _summary(found: dict[str, Any]) -> str:
     lines = [f"{'absolute error':<28}{'rows':>6}{'covered':>9}{'median':>9}{'p90':>9}{'greatest ratio':>16}"]
     parts = {"all": found, "fitted": found["fitted"], "not fitted": found["not_fitted"]}
+    parts |= {"chip constants themselves": found["constants"], "without these": found["without_constants"]}
     parts |= {f"group {name}": part for name, part in found["by_group"].items()}
     parts |= {f"  {name}": part for name, part in found["by_kind"].items()}
     for name, part in parts.items():

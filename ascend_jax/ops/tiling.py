@@ -22,7 +22,7 @@ from ascend_jax.ops.timing import attention, matmul, vector
 from ascend_jax.ops.timing.confidence import Confidence, confidence
 from ascend_jax.ops.timing.matmul import MatmulShape, Tile
 from ascend_jax.ops.timing.measured import Measurements
-from ascend_jax.ops.timing.targets import DTYPE_BYTES
+from ascend_jax.ops.timing.targets import DTYPE_BYTES, INT32_MAX
 from ascend_jax.ops.timing.vector import OPERATORS, VectorShape
 from ascend_jax.runtime.kernels import LIMITS as UNITS
 
@@ -106,15 +106,20 @@ def choose(
         for i in order
     )
     if candidates[0].refused:
-        raise ValueError(f"{operator} {_spelled(full)} on {spec.name}: no tile fits; smallest: {candidates[0].refused}")
+        plans = [_place(operator, spec, full, tile) for tile in family.tiles]
+        least = min(plans, key=lambda plan: int(np.asarray(plan.used_bytes, np.int64).sum()))
+        raise ValueError(f"{operator} {_spelled(full)} on {spec.name}: no tile fits; smallest: {_refusal(least)}")
     best = int(order[0])
     flop, hbm_bytes = _flop(operator, full), float(np.asarray(found.hbm_bytes)[best])
     time_us, limit = float(times_ns[best]) / 1e3, family.limits[int(limits[best])]
     why = _explain(candidates, limit)
     trust = _trust(operator, spec, full, dtype, flop or hbm_bytes)
-    measured = measurements.find(operator, input_shapes(operator, full), dtype) if measurements else None
-    if measured is not None:
-        time_us, trust = measured, Confidence("calibrated", 0.0, f"measured: {measurements.source}")  # type: ignore[union-attr]
+    asked = (operator, input_shapes(operator, full), dtype, int(getattr(full, "mode", 0)))
+    measured = measurements.find(*asked) if measurements else None
+    if measurements and measured is not None:
+        spread = measurements.band(*asked)  # one row alone does not show its own spread: the model's band stays
+        band = trust.band if spread is None else round(spread, 3)
+        time_us, trust = measured, Confidence("calibrated", band, f"measured: {measurements.source}")
     return Choice(operator, spec.name, _named(family, best), time_us, limit, why, flop, hbm_bytes, trust, candidates)
 
 
@@ -134,10 +139,30 @@ def check(operator: str, shape: Any, dtype: str, chip_or_name: ChipSpec | str, t
     family = _family(operator, _dtype_bytes(dtype))
     if len(tile) != len(family.sides):
         raise ValueError(f"tile {tuple(tile)}: {operator} takes {len(family.sides)} sides: {', '.join(family.sides)}")
-    if min(tile) < 1:
-        raise ValueError(f"tile {tuple(tile)}: each side is at least 1")
-    given: Any = Tile(*tile) if family.group == "gemm" else tuple(tile) if len(tile) > 1 else tile[0]
+    sides = _whole(f"tile {tuple(tile)}", tile)
+    if min(sides) < 1:
+        raise ValueError(f"tile {sides}: each side is at least 1")
+    stepped = sides[:3] if family.group == "gemm" else sides if len(sides) > 1 else ()
+    if any(side % 16 for side in stepped):
+        named = ", ".join(family.sides[: len(stepped)])
+        raise ValueError(f"tile {sides}: {named} are multiples of 16, the edge of a cube step")
+    given: Any = Tile(*sides) if family.group == "gemm" else sides if len(sides) > 1 else sides[0]
     return require(_place(operator, spec, _problem(operator, shape, dtype), given))
+
+
+def _whole(what: str, sizes: Any) -> tuple[int, ...]:
+    """The sizes as ints.
+
+    Raises:
+        ValueError: No sequence, or one with an element that is no whole number or above int32.
+    """
+    if not isinstance(sizes, Sequence | np.ndarray) or isinstance(sizes, str):
+        raise ValueError(f"{what}: a sequence of whole numbers")
+    for size in sizes:
+        is_number = isinstance(size, int | float | np.integer | np.floating) and not isinstance(size, bool)
+        if not is_number or not np.isfinite(size) or size != int(size) or abs(size) > INT32_MAX:
+            raise ValueError(f"{what}: {size!r} is no whole number up to {INT32_MAX}")
+    return tuple(int(size) for size in sizes)
 
 
 def input_shapes(operator: str, full: Any) -> list[tuple[int, ...]]:
@@ -166,12 +191,12 @@ def _problem(operator: str, shape: Any, dtype: str) -> Any:
     """The shape as the model of its operator takes it."""
     if operator not in operators():
         raise ValueError(f"operator {operator!r} has no tile model; known: {', '.join(operators())}")
-    if isinstance(shape, MatmulShape | AttentionShape | VectorShape):
-        return shape
     size = _dtype_bytes(dtype)
+    if isinstance(shape, MatmulShape | AttentionShape | VectorShape):
+        return _matching(operator, shape, dtype, size)
     names = {"matmul": "m, n, k[, batch]"}.get(operator, "batch, heads, q_len, kv_len, dim")
     names = names if operator not in OPERATORS else "rows, columns"
-    sizes = tuple(int(n) for n in shape)
+    sizes = _whole(f"shape {shape}", shape)
     lengths = {"matmul": (3, 4)}.get(operator, (2,) if operator in OPERATORS else (5,))
     if len(sizes) not in lengths:
         raise ValueError(f"shape {sizes}: {operator} takes ({names})")
@@ -182,6 +207,16 @@ def _problem(operator: str, shape: Any, dtype: str) -> Any:
         return VectorShape(operator, sizes[0], sizes[1], size)
     b, heads, q_len, kv_len, dim = sizes
     return AttentionShape(b, heads, heads, q_len, kv_len, dim, dim, size)
+
+
+def _matching(operator: str, shape: Any, dtype: str, size: int) -> Any:
+    """A shape object, if it is one of the operator and the dtype."""
+    wanted = MatmulShape if operator == "matmul" else VectorShape if operator in OPERATORS else AttentionShape
+    if not isinstance(shape, wanted) or getattr(shape, "operator", operator) != operator:
+        raise ValueError(f"shape {shape}: {operator} takes a {wanted.__name__} of its own")
+    if shape.dtype_bytes != size:
+        raise ValueError(f"shape has dtype_bytes={shape.dtype_bytes}, dtype {dtype} has {size}; give both alike")
+    return shape
 
 
 def compulsory_bytes(operator: str, shape: Any, dtype: str) -> float:

@@ -288,3 +288,30 @@ def test_missing_field_base_and_cycle(tmp_path):
         load_chip_file(path)
     with pytest.raises(FileNotFoundError):
         load_chip_file(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("clock_hz", "1", "from 1e\\+06 to 1e\\+11 Hz"),
+        ("hbm_bytes_per_s", "1e30", "from 1e\\+06 to 1e\\+16"),
+        ("l2_bytes_per_s", "1_000_000_000", "at least hbm_bytes_per_s"),
+        ("fabric_kind", "9", "from 0 to 3"),
+        ("l1_bytes", "5000", "whole blocks of 32 bytes"),
+    ],
+)
+def test_values_outside_what_chips_have(tmp_path, field, value, rule):
+    with pytest.raises(ValueError, match=rule) as error:
+        _write(tmp_path / "Bad.toml", f'{field} = {{ value = {value}, source = "test", certainty = "low" }}')
+    assert field in str(error.value)
+
+
+@pytest.mark.parametrize(("field", "value"), [("clock_hz", -1e9), ("clock_hz", 0), ("l1_bytes", np.array([1, -1]))])
+def test_replace_refuses_what_no_chip_has(field, value):
+    with pytest.raises(ValueError, match=f"field {field} is .*; rule"):
+        chip("910B2").replace(**{field: value})
+
+
+def test_a_file_is_uncalibrated_unless_it_says_so(tmp_path):
+    assert _write(tmp_path / "Mine.toml", "").calibration == "uncalibrated"
+    assert _write(tmp_path / "Ascend910B2.toml", "").calibration == "uncalibrated"  # its base is the catalogue's

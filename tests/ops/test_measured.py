@@ -62,3 +62,20 @@ def test_a_binary_file(tmp_path):
     (tmp_path / "x.csv").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="not UTF-8"):
         read_measurements(tmp_path / "x.csv")
+
+
+def test_a_mask_is_part_of_what_was_measured(tmp_path):
+    shape = "1x8x1024x64;1x8x1024x64;1x8x1024x64"
+    lines = [f"flash_attention,{shape},fp16,{us},{mode}" for us, mode in ((60, ""), (66, 0), (57, 0), (40, 3))]
+    found = read(tmp_path, "\n".join(["operator,shape,dtype,us,sparse_mode", *lines]))
+    asked = ("flash_attention", [(1, 8, 1024, 64)] * 3, "float16")
+    assert (found.find(*asked), found.find(*asked, 3), found.find(*asked, 2)) == (60, 40, None)
+    assert found.band(*asked) == pytest.approx(0.1) and found.band(*asked, 3) is None
+    with pytest.raises(ValueError, match="line 2: column sparse_mode is 'causal'"):
+        read(tmp_path, f"operator,shape,dtype,us,sparse_mode\nadd,{shape},fp16,1,causal\n")
+
+
+def test_tasks_that_are_no_kernels_are_skipped_and_counted(tmp_path):
+    bad = [f'x,Add,AI_CORE,1,{us},"{shape}",FLOAT16' for us, shape in ((0, "4,4"), ("N/A", "4,4"), (2, ""), (2, ";"))]
+    found = read(tmp_path, SUMMARY + "\n".join(bad) + "\n")
+    assert len(found.us) == 2 and found.skipped == 5

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import ascend_jax as aj
+from ascend_jax.cli import roofline_picture
 from ascend_jax.cli.main import main
 from ascend_jax.ops.timing import roofline
 from ascend_jax.ops.timing.roofline import Point
@@ -85,6 +86,9 @@ def test_table_and_pictures(tmp_path, capsys):
     assert "A" in picture and "B" in picture and "/" in picture and "---" in picture
     root = ElementTree.fromstring(svg.read_text())
     assert sum(each.tag.endswith("circle") for each in root.iter()) == 2
+    labels = [each.text or "" for each in root.iter() if each.tag.endswith("text")]
+    assert {"operations a byte (FLOP/byte)", "rate (TFLOPS)"} <= set(labels)
+    assert any("TB/s" in label for label in labels)
     assert command("matmul:4096x4096x4096", "--json") == 0
     point = json.loads(capsys.readouterr().out)["points"][0]
     assert point["share_of_roof"] == pytest.approx(point["tflops"] / point["roof_tflops"], rel=1e-2)
@@ -119,3 +123,24 @@ def test_chips_from_a_file(tmp_path, capsys):
     path.write_text('base = "Ascend910B2"\nclock_hz = { value = -1, source = "mine", certainty = "low" }\n')
     assert main(["ascend-jax", "chips", str(path)]) == 2
     assert "clock_hz is -1" in capsys.readouterr().err
+
+
+def test_a_picture_shows_every_roof_and_tells_points_apart(capsys):
+    assert command("matmul:4096x4096x4096", "softmax:4096x4096") == 0
+    assert capsys.readouterr().out.count("roof: ") == 2
+    assert len(set(roofline_picture.letters([None] * 62))) == 62
+
+
+def test_a_size_beyond_int32_is_one_line(capsys):
+    assert command("matmul:99999999999x9x9") == 2
+    printed = capsys.readouterr()
+    assert "99999999999 is no whole number" in printed.err and printed.err.count("\n") == 1
+
+
+def test_own_measurements_replace_the_model(tmp_path, capsys):
+    path = tmp_path / "mine.csv"
+    path.write_text("operator,shape,dtype,us\nmatmul,256x256;256x256,float16,77\n")
+    assert command("matmul:256x256x256", "--measurements", str(path), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["points"][0]["time_us"] == 77
+    assert command("matmul:256x256x256", "--measurements", str(tmp_path / "none.csv")) == 2
+    assert "--measurements" in capsys.readouterr().err

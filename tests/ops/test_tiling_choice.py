@@ -5,6 +5,7 @@ import pytest
 from ascend_jax.chip import OnChipError, chip
 from ascend_jax.ops import tiling
 from ascend_jax.ops.attention.tiling import AttentionShape
+from ascend_jax.ops.attention.visibility import SparseMode
 from ascend_jax.ops.timing.matmul import MatmulShape
 from ascend_jax.ops.timing.measured import Measurements
 
@@ -74,7 +75,7 @@ def test_trust():
 
 def test_shapes_as_objects_and_measured_times():
     shape = MatmulShape(256, 512, 128, 2)
-    times = Measurements({("matmul", ((256, 128), (128, 512)), "float16"): 7.5}, "mine.csv")
+    times = Measurements({("matmul", ((256, 128), (128, 512)), "float16", 0): 7.5}, "mine.csv")
     found = tiling.choose("matmul", shape, "float16", "910B2", measurements=times)
     assert found.time_us == 7.5 and found.confidence.why == "measured: mine.csv"
     predicted = tiling.choose("matmul", shape, "bfloat16", "910B2", measurements=times)
@@ -106,3 +107,71 @@ def test_bad_requests(operator, shape, dtype, name, words):
 def test_bad_tiles(tile, words):
     with pytest.raises(ValueError, match=words):
         tiling.check("matmul", (16, 16, 16), "float16", "910B2", tile)
+
+
+def test_only_chips_of_the_catalogue_are_calibrated(tmp_path):
+    shape, spec = (4096, 4096, 4096), chip("Ascend910B2")
+    own = tmp_path / "Ascend910B2.toml"
+    own.write_text('base = "Ascend910B2"\n')
+    assert chip(str(own)).calibration == "uncalibrated"
+    slow = tmp_path / "Slow.toml"
+    slow.write_text('base = "Ascend910B2"\nclock_hz = { value = 3e8, source = "x", certainty = "low" }\n')
+    chips = [spec, spec.replace(clock_hz=3e8), chip(str(own)), chip(str(slow)), chip("Ascend950PR_9589")]
+    labels = [tiling.choose("matmul", shape, "float16", each).confidence.label for each in chips]
+    assert labels == ["calibrated", "extrapolated", "uncalibrated", "uncalibrated", "extrapolated"]
+
+
+def test_attention_is_calibrated_as_it_was_measured():
+    cases = {
+        (1, 8, 2048, 2048, 128): "calibrated",
+        (1, 8, 2048, 2048, 64): "extrapolated",
+        (4, 32, 1, 32768, 128): "extrapolated",  # decode
+    }
+    for shape, label in cases.items():
+        assert tiling.choose("flash_attention", shape, "float16", "910B2").confidence.label == label, shape
+    causal = AttentionShape(1, 8, 8, 2048, 2048, 128, 128, 2, SparseMode.RIGHT_DOWN_CAUSAL)
+    assert tiling.choose("flash_attention", causal, "float16", "910B2").confidence.label == "extrapolated"
+    shapes = tuple(tiling.input_shapes("flash_attention", causal))
+    full = Measurements({("flashattention", shapes, "float16", 0): 9.0}, "mine.csv")
+    masked = Measurements({("flashattention", shapes, "float16", 3): 9.0}, "mine.csv", {}, 0)
+    times = [
+        tiling.choose("flash_attention", causal, "float16", "910B2", measurements=m).time_us for m in (full, masked)
+    ]
+    assert times[0] != 9.0 and times[1] == 9.0
+
+
+@pytest.mark.parametrize(
+    ("operator", "tile", "words"),
+    [
+        ("matmul", (17, 33, 5, 1), "bm, bn, bk are multiples of 16"),
+        ("matmul", (16, 16, 16, 1.5), "1.5 is no whole number"),
+        ("matmul", (16, 16, float("nan"), 1), "nan is no whole number"),
+        ("flash_attention", (100, 100), "q_rows, kv_cols are multiples of 16"),
+        ("flash_attention_backward", (64, 100), "kv_rows, q_cols are multiples of 16"),
+    ],
+)
+def test_illegal_sides(operator, tile, words):
+    with pytest.raises(ValueError, match=words):
+        tiling.check(operator, ASKED[operator], "float16", "910B2", tile)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "words"),
+    [
+        ((4096.7, 64, 64), "float16", "4096.7 is no whole number"),
+        (4096, "float16", "a sequence of whole numbers"),
+        ((2**40, 64, 64), "float16", "1099511627776 is no whole number up to"),
+        (MatmulShape(64, 64, 64, 4), "float16", "dtype_bytes=4, dtype float16 has 2"),
+        (AttentionShape(1, 1, 1, 64, 64, 64, 64, 2), "float16", "matmul takes a MatmulShape"),
+    ],
+)
+def test_shapes_that_cannot_be(shape, dtype, words):
+    with pytest.raises(ValueError, match=words):
+        tiling.choose("matmul", shape, dtype, "910B2")
+
+
+def test_the_smallest_tile_is_named_if_none_fits():
+    tight = chip("Ascend910B2").replace(l0a_bytes=1024)
+    # By hand: 16 rows of a 64-element step, two bytes each, twice: 4096 bytes of L0A.
+    with pytest.raises(ValueError, match="no tile fits; smallest: L0A: 4096 bytes asked for, 1024 available"):
+        tiling.choose("matmul", (4096, 4096, 4096), "float16", tight)

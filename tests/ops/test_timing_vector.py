@@ -131,7 +131,7 @@ def backward_twin(spec, shape, rows, cols):
     d = shape.dim
     cube = 2 * matmul(cols, rows, d) + 2 * matmul(rows, d, cols) + matmul(cols, d, rows)
     own = cols // 2
-    vector = (12 * math.ceil(own * rows / 64) + 6 * 26 * math.ceil(own / 8)) / v["clock_hz"]
+    vector = (13 * math.ceil(own * rows / 64) + 7 * 26 * math.ceil(own / 8)) / v["clock_hz"]
     scores = 2 * rows * cols
     drain = 4 * (scores + cols * d) / v["l0c_gm_bytes_per_s"]
     swap = scores / 2 * (4 / v["l2_ub_bytes_per_s"] + 2 / v["ub_gm_bytes_per_s"])

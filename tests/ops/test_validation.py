@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ascend_jax.cli.main import main
-from ascend_jax.ops.timing import validation
+from ascend_jax.ops.timing import confidence, validation
 from ascend_jax.ops.timing.predictions import find_kind
 from ascend_jax.ops.timing.products import dies, find_chip
 from ascend_jax.ops.timing.targets import read_targets
@@ -165,3 +165,131 @@ def test_the_command(tmp_path, capsys):
     assert "1 of 2 rows cannot be predicted" in text and "line 3 (warp)" in text and "not fitted" in text
     assert main(["ascend-jax", "validate", "--targets", str(tmp_path / "none.csv")]) == 2
     assert "no such file" in capsys.readouterr().err
+
+
+LINE = "X,{soc},{kind},fp16,{m},{n},{k},,,,,,,{ranks},{cores},{nbytes},1,{unit},,{note}"
+
+
+def one(tmp_path, soc, kind, unit="us", **columns):
+    empty = dict.fromkeys(("m", "n", "k", "ranks", "cores", "nbytes", "note"), "")
+    return rows(tmp_path, LINE.format(soc=soc, kind=kind, unit=unit, **(empty | columns)))[0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"soc": "A2", "kind": "allreduce", "ranks": 1, "nbytes": 1024}, "at least 2 ranks"),
+        ({"soc": "A2", "kind": "allgather", "ranks": 1, "nbytes": 1024}, "at least 2 ranks"),
+        ({"soc": "A2", "kind": "allreduce", "ranks": 9, "nbytes": 1024}, "equal shares of 2 groups of 8"),
+        ({"soc": "910B2", "kind": "gemm", "m": "1e15", "n": 16, "k": 16}, "column m is 1000000000000000"),
+        ({"soc": "910B2", "kind": "add", "m": 64, "n": 64, "cores": 4800}, "cores is 4800; Ascend910B2 has 48 vector"),
+        ({"soc": "910B2", "kind": "gemm", "m": 64, "n": 64, "k": 64, "cores": 25}, "has 24 cube cores"),
+        ({"soc": "910B2", "kind": "h2d"}, "states no size"),
+        ({"soc": "910B2", "kind": "hbm_read_all_aic"}, "states no size"),
+        ({"soc": "A2", "kind": "gm_ub_read", "nbytes": 4096, "note": "120% L2 hit"}, "at most 100 %"),
+        (
+            {"soc": "910B1", "kind": "gemm_task", "m": 64, "n": 64, "k": 64, "note": "tile 17x33x5"},
+            "multiples of 16",
+        ),
+    ],
+)
+def test_rows_that_mean_nothing_are_listed(tmp_path, columns, words, capsys):
+    row = one(tmp_path, **columns)
+    assert row.predicted is None and words in row.reason
+    assert main(["ascend-jax", "validate", "--targets", str(tmp_path / "targets.csv"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["covered"] == 0
+
+
+def test_only_the_stated_words_of_a_note_steer_a_matmul(tmp_path):
+    def us(note):
+        return one(tmp_path, "910B1", "gemm_task", m=8192, n=8192, k=8192, cores=24, note=note).predicted
+
+    assert us("") == us("ladder: best case") == us("community sample") == us("no constants; no units; naivety")
+    serial = us('"naive, tile 128x256x64"')
+    assert serial == us("single buffer tile 128x256x64") == us("ladder: tile 128x256x64")
+    assert serial > 2 * us("tile 128x256x64")
+
+
+def test_a_chips_constants_are_not_those_of_one_row():
+    for name in ("Ascend950PR_9589", "Ascend950DT_9591"):
+        spec, a2 = find_chip(name), find_chip("A2")
+        assert [spec[each] for each in ("overlap_loss", "miss_exposed")] == [
+            a2[each] for each in ("overlap_loss", "miss_exposed")
+        ]
+
+
+def test_filled_columns_count(tmp_path):
+    alone, all_cores = (one(tmp_path, "910B2", "add", m=8192, n=8192, cores=c).predicted for c in (1, 48))
+    assert alone > 5 * all_cores
+    # By hand: 500 ns and 4096 bytes at 28 GB/s * 0.976; 5000 ns and 1 MiB at 24.926 GB/s; 1.536 MB at 1536 GB/s.
+    assert one(tmp_path, "910B2", "p2p", nbytes=4096).predicted == pytest.approx(0.5 + 4096 / 27328, rel=1e-4)
+    assert one(tmp_path, "910B2", "h2d", nbytes=1 << 20).predicted == pytest.approx(5 + 2**20 / 24926, rel=1e-4)
+    assert one(tmp_path, "910B3", "hbm_read_all_aic", nbytes=1536000).predicted == pytest.approx(1, rel=1e-3)
+    line = "X,910B2,fa_{},fp16,,,,1,8,2048,2048,128,0,,{},,1,us,,"
+    kinds = [("fwd", 1), ("fwd", 24), ("bwd", 1), ("bwd", 24)]
+    times = [row.predicted for row in rows(tmp_path, *(line.format(*each) for each in kinds))]
+    assert times[0] > 5 * times[1] and times[2] > 5 * times[3]
+
+
+def test_collectives_across_servers_do_not_beat_the_network(tmp_path):
+    n, link = 1 << 27, 28e9 * 0.69
+    across = 7 * 7400 + 7 / 8 * n / 8 / (25e9 * 0.69) * 1e9  # eight servers of A2, one share of eight each
+    inside = 7400 + n / 8 / link * 1e9 + (1 << 22) / 9e10 * 1e9 / 2
+    for kind, phases in (("allgather", 1), ("reducescatter", 1), ("allreduce", 2)):
+        row = one(tmp_path, "A2", kind, ranks=64, nbytes=n)
+        assert row.predicted == pytest.approx(phases * (inside + across) / 1e3, rel=1e-4), kind
+    # Two groups of four first-generation cards meet over PCIe, as path_between says.
+    ring = 3 * 7400 + 3 / 4 * n / (30e9 * 0.69) * 1e9
+    pcie = 7400 + n / 2 / 4 / (32e9 * 0.69) * 1e9
+    assert one(tmp_path, "910A", "allreduce", ranks=8, nbytes=n).predicted == pytest.approx(
+        2 * (ring + pcie) / 1e3, rel=1e-4
+    )
+
+
+def test_trust_knows_the_kind_the_chip_and_the_ranks(tmp_path):
+    def label(soc, kind, **columns):
+        return one(tmp_path, soc, kind, **columns).confidence.label
+
+    assert [label("A2", "allreduce", ranks=r, nbytes=1 << 20) for r in (2, 8, 64)] == [
+        "extrapolated", "calibrated", "extrapolated"
+    ]  # fmt: skip
+    assert label("A2", "allgather", ranks=8, nbytes=1 << 20) == "extrapolated"
+    assert label("910B3", "stream_sync_idle") == "extrapolated"
+    assert label("910B3", "task_minus_core") == "calibrated"
+    assert label("910B1", "gemm_task", m=8192, n=8192, k=8192, note="ladder: const") == "extrapolated"  # a guessed tile
+    line = "X,910B2,fa_fwd,fp16,,,,1,1,4096,4096,{},{},,,,1,us,,"
+    found = rows(tmp_path, *(line.format(*each) for each in ((128, 0), (128, 1), (64, 0))))
+    assert [row.confidence.label for row in found] == ["calibrated", "extrapolated", "extrapolated"]
+
+
+def test_the_chips_of_each_measured_kind_are_those_of_the_file(report):
+    for name, entry in confidence._bands().items():
+        if "kinds" in entry:
+            rows_of = [row for row in report if row.group == name and row.target.kind != "mla_decode_peak"]
+            measured = {row.target.kind: {find_chip(row.target.soc).name} for row in rows_of}
+            assert {kind: set(chips) for kind, chips in entry["kinds"].items()} == measured, name
+
+
+def test_spellings_of_kinds_say_the_same(tmp_path):
+    same = [("allreduce", "All_Reduce"), ("reducescatter", "reduce_scatter"), ("allgather", "AllGather")]
+    for first, second in same:
+        found = [one(tmp_path, "A2", kind, ranks=8, nbytes=1 << 20).predicted for kind in (first, second)]
+        assert found[0] == found[1] is not None
+    found = [
+        one(tmp_path, "A2", kind, m=64, n=256).predicted for kind in ("layer_norm", "layernorm", "aclnn_LayerNorm")
+    ]
+    assert found[0] == found[1] == found[2] is not None
+
+
+def test_a_blank_chip_or_a_size_of_zero_costs_one_row(tmp_path):
+    blank = one(tmp_path, "", "add", m=64, n=64)
+    assert blank.predicted is None and "names no chip" in blank.reason
+    zero = one(tmp_path, "A2", "allreduce", ranks=8, nbytes=0)
+    assert zero.predicted is None and "column bytes is empty" in zero.reason
+
+
+def test_rows_that_are_chip_constants_are_counted_apart(report):
+    found = validation.summary(report)
+    assert found["constants"]["rows"] + found["without_constants"]["rows"] == found["rows"]
+    assert found["constants"]["median_abs_error"] < 0.001 < found["without_constants"]["median_abs_error"]
+    assert found["without_constants"]["p90_abs_error"] <= 0.25

@@ -6,7 +6,7 @@ Forward is `ops.attention.tiling`; this adds what is told apart around it. The b
 | what a round does | time | hardware fact |
 |---|---|---|
 | cube: S = Q K^T, dP = dO V^T, dV += P^T dO, dK += dS^T Q, dQ += dS K | five `matmul_ns` | MMAD beside MTE1 |
-| vector: P = exp(S - lse), dS = P (dP - delta), two casts | 12 cycles a repeat | six instructions, 2 each |
+| vector: P = exp(a S - lse), dS = P (dP - delta), casts | 13 cycles a repeat | muls 1; sub, exp, mul, cast 2 |
 | memory: S, dP out; P, dS out; dQ out, in fp32 | / `l0c_gm`, / `ub_gm`, / `l0c_gm` | A2 cores meet only in GM and L2 |
 | memory: Q, dO, P, dS into L1 | / `l2_l1` | MTE2 of the cube core |
 
@@ -23,14 +23,14 @@ import numpy as np
 from ascend_jax.chip import cost, memory
 from ascend_jax.chip.onchip import Buffer, OnChipPlan, place
 from ascend_jax.chip.spec import ChipSpec
-from ascend_jax.ops.attention.tiling import TILES, AttentionCost, AttentionShape, choose_tile
+from ascend_jax.ops.attention.tiling import AttentionCost, AttentionShape, choose_tile
 from ascend_jax.ops.attention.visibility import SparseMode, Visibility
-from ascend_jax.ops.timing.confidence import Confidence, confidence, widened
+from ascend_jax.ops.timing.confidence import Confidence, confidence
 from ascend_jax.runtime.kernels import LIMITS
 
 BACKWARD_TILES = tuple((rows, cols) for rows in (64, 128) for cols in (64, 128, 256, 512))
-_CYCLES = 12.0  # a repeat of the round's vector work
-_STARTUP_CYCLES = 6 * 26.0  # heads and tails of its six instructions
+_CYCLES = 13.0  # a repeat of the round's vector work
+_STARTUP_CYCLES = 7 * 26.0  # heads and tails of its seven instructions
 
 
 def hand_written(spec: ChipSpec) -> ChipSpec:
@@ -49,8 +49,8 @@ def forward_flop(shape: AttentionShape) -> float:
     return 2.0 * (shape.dim + shape.value_dim) * pairs * shape.batch * shape.heads
 
 
-def forward_confidence(spec: ChipSpec, shape: AttentionShape) -> Confidence:
-    """Trust in a forward time. Measured are float16 heads of dimension 128 that see all keys; all else is extrapolated.
+def forward_confidence(spec: ChipSpec, shape: AttentionShape, kind: str = "") -> Confidence:
+    """Trust in a forward time: measured are float16 heads of dimension 128, as many keys as queries, all of them seen.
 
     Example:
         >>> from ascend_jax.chip import chip
@@ -58,10 +58,10 @@ def forward_confidence(spec: ChipSpec, shape: AttentionShape) -> Confidence:
         'calibrated'
     """
     dtype = "float32" if shape.dtype_bytes == 4 else "float16"
-    found = confidence(spec, "attention", dtype, forward_flop(shape))
-    if shape.mode == SparseMode.NO_MASK and (shape.dim, shape.value_dim) == (128, 128):
-        return found
-    return widened(found, "attention", "measured without a mask and with head dimension 128")
+    is_square = shape.q_len == shape.kv_len and shape.heads == shape.kv_heads
+    alike = is_square and shape.mode == SparseMode.NO_MASK and (shape.dim, shape.value_dim) == (128, 128)
+    unlike = "" if alike else "measured without a mask, with head dimension 128 and as many keys as queries"
+    return confidence(spec, "attention", dtype, forward_flop(shape), kind=kind, unlike=unlike)
 
 
 def backward_buffers(shape: AttentionShape, tile: tuple[Any, Any]) -> tuple[Buffer, ...]:
@@ -125,13 +125,16 @@ def backward_cost(
     return _backward_cost(spec, shape, *tile, library)
 
 
-def _backward_cost(spec: ChipSpec, shape: AttentionShape, kv_rows: Any, q_cols: Any, library: bool) -> BackwardCost:
+def _backward_cost(
+    spec: ChipSpec, shape: AttentionShape, kv_rows: Any, q_cols: Any, library: bool, cores: Any = None
+) -> BackwardCost:
     rows, cols = (
         jnp.minimum(side, -(-size // 16) * 16) for side, size in ((kv_rows, shape.kv_len), (q_cols, shape.q_len))
     )
     with jax.named_scope("attention_backward_cost"):
         blocks = shape.batch * shape.heads * jnp.ceil(shape.kv_len / rows)
-        used = jnp.minimum(spec["cube_cores"], blocks)
+        limit = spec["cube_cores"] if cores is None else jnp.minimum(spec["cube_cores"], cores)
+        used = jnp.minimum(limit, blocks)
         waves = jnp.ceil(blocks / used)
         pairs = Visibility(shape.q_len, shape.kv_len, shape.mode).live_pairs()
         rounds = jnp.maximum(float(pairs) / (shape.kv_len * cols), 1.0)  # of a mean block
@@ -160,17 +163,19 @@ def _backward_bytes(shape: AttentionShape) -> float:
     return shape.batch * shape.dtype_bytes * (queries + keys)
 
 
-def backward(spec: ChipSpec, shape: AttentionShape, *, library: bool = True) -> tuple[BackwardCost, jax.Array]:
+def backward(
+    spec: ChipSpec, shape: AttentionShape, *, library: bool = True, cores: Any = None
+) -> tuple[BackwardCost, jax.Array]:
     """Cost of attention backward with the fastest tile of BACKWARD_TILES, and its index there."""
-    table = backward_costs(spec, shape, library=library)
+    table = backward_costs(spec, shape, library=library, cores=cores)
     best = jnp.argmin(table.duration_ns)
     return jax.tree.map(lambda leaf: leaf[best], table), best.astype(jnp.int32)
 
 
-def backward_costs(spec: ChipSpec, shape: AttentionShape, *, library: bool = True) -> BackwardCost:
-    """Costs with all tiles of BACKWARD_TILES, leaves `[T]`, in one vmapped call."""
+def backward_costs(spec: ChipSpec, shape: AttentionShape, *, library: bool = True, cores: Any = None) -> BackwardCost:
+    """Costs with all tiles of BACKWARD_TILES on at most `cores` cube cores, leaves `[T]`, in one vmapped call."""
     rows, cols = (np.array(side, np.int32) for side in zip(*BACKWARD_TILES, strict=True))
-    return jax.vmap(lambda r, c: _backward_cost(spec, shape, r, c, library))(rows, cols)
+    return jax.vmap(lambda r, c: _backward_cost(spec, shape, r, c, library, cores))(rows, cols)
 
 
 def _round(spec: ChipSpec, shape: AttentionShape, rows: Any, cols: Any) -> jax.Array:
@@ -191,8 +196,3 @@ def _round(spec: ChipSpec, shape: AttentionShape, rows: Any, cols: Any) -> jax.A
     load = cost.copy_ns(spec, size * (cols * (dim + value_dim) + handed), spec["l2_l1_bytes_per_s"])
     hand_over = jnp.where(split, jnp.maximum(drain, exchange), inside)
     return jnp.stack([cube, vector, jnp.maximum(hand_over, load)])
-
-
-def forward_tile(found: AttentionCost) -> tuple[int, int]:
-    """Query rows and key columns of a chosen forward tile."""
-    return TILES[int(found.tile)]

@@ -2,10 +2,12 @@
 
 Two formats, told apart by their columns:
 
-- `operator,shape,dtype,us`: one row a measurement; shape lists the inputs, `4096,4096;4096,4096` or `4096x4096;...`;
-- an `op_summary` file of msprof: `OP Type`, `Input Shapes`, `Input Data Types`, `Task Duration(us)`.
+- `operator,shape,dtype,us[,sparse_mode]`: one row a measurement; shape lists the inputs, `4096,4096;4096,4096` or
+  `4096x4096;...`; sparse_mode is attention's mask (0 without one, 3 causal), 0 if empty;
+- an `op_summary` file of msprof: `OP Type`, `Input Shapes`, `Input Data Types`, `Task Duration(us)`. It does not say
+  the mask of an attention, so such rows count as unmasked. Rows without operands or duration are skipped and counted.
 
-Rows of the same operator, shapes and dtype count as one measurement, their median.
+Rows of the same operator, shapes, dtype and mask count as one measurement: their median, with a band that holds all.
 """
 
 import dataclasses
@@ -18,11 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.chip.spec import ChipSpec
-from ascend_jax.ops.timing.table_file import read_lines
+from ascend_jax.ops.timing.table_file import Line, read_lines
 from ascend_jax.runtime.kernels import Executor
 
 Shapes = tuple[tuple[int, ...], ...]
-Key = tuple[str, Shapes, str]
+Key = tuple[str, Shapes, str, int]  # operator, shapes of its inputs, dtype, sparse mode (0: no mask)
 OWN = ("operator", "shape", "dtype", "us")
 MSPROF = ("OP Type", "Input Shapes", "Input Data Types", "Task Duration(us)")
 _OPERATORS = {
@@ -74,11 +76,18 @@ class Measurements:
 
     us: Mapping[Key, float]
     source: str = ""
+    bands: Mapping[Key, float] = dataclasses.field(
+        default_factory=dict
+    )  # of keys with several rows: share of the median
+    skipped: int = 0  # rows of an op_summary without operands or duration
 
-    def find(self, operator: str, shapes: Sequence[Sequence[int]], dtype: str) -> float | None:
-        """Measured us of an operator on inputs of these shapes, or None."""
-        inputs = tuple(tuple(int(n) for n in shape) for shape in shapes)
-        return self.us.get((operator_name(operator), inputs, dtype_name(dtype)))
+    def find(self, operator: str, shapes: Sequence[Sequence[int]], dtype: str, mode: int = 0) -> float | None:
+        """Measured us of an operator on inputs of these shapes and under this mask, or None."""
+        return self.us.get(_key(operator, shapes, dtype, mode))
+
+    def band(self, operator: str, shapes: Sequence[Sequence[int]], dtype: str, mode: int = 0) -> float | None:
+        """Greatest distance of a row from their median, as a share of it; None if there are fewer than two rows."""
+        return self.bands.get(_key(operator, shapes, dtype, mode))
 
     def apply(self, chip: ChipSpec, executor: Executor) -> Executor:
         """The executor with its measured time, if there is one; blocks, cores and traffic stay.
@@ -89,7 +98,8 @@ class Measurements:
         kernel = executor.kernel
         if kernel is None:
             return executor
-        us = self.find(kernel.operator, [each.shape for each in kernel.inputs], str(kernel.inputs[0].dtype))
+        mode = int(dict(kernel.attributes).get("sparse_mode", 0))  # type: ignore[call-overload]
+        us = self.find(kernel.operator, [each.shape for each in kernel.inputs], str(kernel.inputs[0].dtype), mode)
         if us is None:
             return executor
         cost = executor.cost
@@ -110,15 +120,40 @@ def read_measurements(path: str | Path) -> Measurements:
     if columns is None:
         raise ValueError(f"{path}: needs the columns {', '.join(OWN)} or, as op_summary, {', '.join(MSPROF)}")
     found: dict[Key, list[float]] = defaultdict(list)
+    skipped = 0
     for line in lines:
         operator, shape, dtype = (line.cells[column] for column in columns[:3])
-        if columns is MSPROF and shape in ("", "N/A"):
-            continue  # tasks without operands: events, copies of the framework
+        if columns is MSPROF and _is_no_kernel(line):
+            skipped += 1  # events, copies of the framework, tasks that the profiler did not see end
+            continue
         if not operator_name(operator):
             raise ValueError(f"{line.where}: column {columns[0]} is empty; name the operator")
-        key = (operator_name(operator), _shapes(line.where, shape), dtype_name(dtype.split(";")[0]))
+        key = _key(operator, _shapes(line.where, shape), dtype.split(";")[0], _mode(line))
         found[key].append(line.positive(columns[3], "a time in us"))
-    return Measurements({key: float(np.median(times)) for key, times in found.items()}, str(path))
+    us = {key: float(np.median(times)) for key, times in found.items()}
+    bands = {key: float(np.abs(np.array(times) / us[key] - 1).max()) for key, times in found.items() if len(times) > 1}
+    return Measurements(us, str(path), bands, skipped)
+
+
+def _key(operator: str, shapes: Sequence[Sequence[int]], dtype: str, mode: int) -> Key:
+    return operator_name(operator), tuple(tuple(int(n) for n in shape) for shape in shapes), dtype_name(dtype), mode
+
+
+def _is_no_kernel(line: Line) -> bool:
+    shape, duration = (line.cells[column].strip("\"' ;") for column in (MSPROF[1], MSPROF[3]))
+    if shape in ("", "N/A") or duration in ("", "N/A"):
+        return True
+    try:
+        return float(duration) == 0
+    except ValueError:
+        return False
+
+
+def _mode(line: Line) -> int:
+    text = line.cells.get("sparse_mode", "") or "0"
+    if text not in {str(mode) for mode in range(9)}:
+        raise ValueError(f"{line.where}: column sparse_mode is {text[:40]!r}; a whole number from 0 to 8")
+    return int(text)
 
 
 def _shapes(where: str, text: str) -> Shapes:

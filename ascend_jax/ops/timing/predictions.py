@@ -1,83 +1,27 @@
 """What the model says to a published measurement: one function per kind, none of which sees the measured value."""
 
-import functools
-import re
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
-from ascend_jax.chip import cost, links, memory
+from ascend_jax.chip import cost, links
 from ascend_jax.chip.instructions import sequence_ns
 from ascend_jax.chip.pipeline import serial_ns, stages
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops.attention.tiling import LIMITS as ATTENTION_LIMITS
 from ascend_jax.ops.attention.tiling import AttentionShape
 from ascend_jax.ops.attention.visibility import SparseMode
-from ascend_jax.ops.timing import attention, matmul, vector
+from ascend_jax.ops.timing import attention, vector
 from ascend_jax.ops.timing.answers import Answer
-from ascend_jax.ops.timing.matmul import MatmulShape, Tile
-from ascend_jax.ops.timing.products import dies
+from ascend_jax.ops.timing.matmul_rows import gemm, gemm_peak_test, gemm_task
+from ascend_jax.ops.timing.memory_rows import path_rate, read_all
+from ascend_jax.ops.timing.products import cores_of, dies
 from ascend_jax.ops.timing.targets import Target
 from ascend_jax.ops.timing.vector import VectorShape
 
-
-@functools.partial(jax.jit, static_argnames="library")
-def _matmul(spec: ChipSpec, shape: MatmulShape, cores: int, library: bool) -> matmul.MatmulCost:
-    return matmul.choose_tile(spec, shape, cores=cores, fixed_ns=matmul.library_ns(spec) if library else None)[0]
-
-
-def _cores(spec: ChipSpec, target: Target) -> int:
-    return target.counts.get("cores", int(spec["cube_cores"]))
-
-
-_matmul_tile = jax.jit(matmul.matmul_cost, static_argnames=("buffers", "constant_tiling"))
 _vector = jax.jit(vector.choose_tile)
 _forward = jax.jit(attention.forward, static_argnames=("shape", "library"))
 _backward = jax.jit(attention.backward, static_argnames=("shape", "library"))
-
-
-def matmul_shape(target: Target) -> MatmulShape:
-    """Shape of a matmul row."""
-    m, n, k = (target.count(axis) for axis in "mnk")
-    return MatmulShape(m, n, k, target.dtype_bytes, target.counts.get("batch", 1))
-
-
-def gemm(spec: ChipSpec, target: Target) -> Answer:
-    """Library matmul, warm: the fastest tile and the launch of a library."""
-    shape = matmul_shape(target)
-    return _matmul_answer(_matmul(spec, shape, _cores(spec, target), True), shape)
-
-
-def gemm_task(spec: ChipSpec, target: Target) -> Answer:
-    """One kernel: a given tile without double buffering, a step of a tuning ladder, or the best tile."""
-    shape = matmul_shape(target)
-    note, ladder = target.note.lower(), "ladder" in target.note.lower()
-    tile = re.search(r"tile\s+\[?(\d+)\s*[x*,]\s*(\d+)(?:\s*[x*,]\s*(\d+))?", note)
-    if not tile and not ladder:
-        return _matmul_answer(_matmul(spec, shape, _cores(spec, target), False), shape)
-    depth = 128 // target.dtype_bytes
-    bm, bn, bk = (int(tile[1]), int(tile[2]), int(tile[3] or depth)) if tile else (128, 256, depth)
-    steps = ("double", "ping") if tile else ("l1", "l2", "const", "unit", "double", "ping", "preload", "depth")
-    pipelined = any(word in note for word in steps)
-    chosen = Tile(bm, bn, bk, 4 if pipelined else 1)
-    constant = not ladder or "const" in note or "unit" in note
-    cores = _cores(spec, target)
-    found = _matmul_tile(spec, shape, chosen, cores=cores, buffers=2 if pipelined else 1, constant_tiling=constant)
-    if not bool(found.fits):
-        raise ValueError(f"tile {bm}x{bn}x{bk} does not fit {spec.name}")
-    return _matmul_answer(found, shape)
-
-
-def gemm_peak_test(spec: ChipSpec, target: Target) -> Answer:
-    """Best rate of square library matmuls from 2048 to 8192."""
-    shapes = [MatmulShape(n, n, n, target.dtype_bytes) for n in (2048, 3072, 4096, 6144, 8192)]
-    answers = [_matmul_answer(_matmul(spec, shape, _cores(spec, target), True), shape) for shape in shapes]
-    return max(answers, key=lambda answer: answer.flop / answer.time_ns)
-
-
-def _matmul_answer(found: matmul.MatmulCost, shape: MatmulShape) -> Answer:
-    return Answer(float(found.duration_ns), matmul.LIMITS[int(found.limit)], flop=float(shape.flop))
 
 
 def attention_shape(target: Target) -> AttentionShape:
@@ -90,7 +34,7 @@ def attention_shape(target: Target) -> AttentionShape:
 def attention_forward(spec: ChipSpec, target: Target) -> Answer:
     """Attention forward: the vendor's operator (`fa_fwd_vendor`) or a hand-written kernel (`fa_fwd`)."""
     shape = attention_shape(target)
-    found = _forward(spec, shape=shape, library="vendor" in target.kind)
+    found = _forward(spec, shape=shape, library="vendor" in target.kind, cores=cores_of(spec, target))
     limit = ATTENTION_LIMITS[int(found.limit)]
     return Answer(float(found.duration_ns), limit, flop=attention.forward_flop(shape))
 
@@ -98,7 +42,7 @@ def attention_forward(spec: ChipSpec, target: Target) -> Answer:
 def attention_backward(spec: ChipSpec, target: Target) -> Answer:
     """Attention backward (`fa_bwd`, `fa_bwd_vendor`); 2.5 times the operations of forward."""
     shape = attention_shape(target)
-    found, _ = _backward(spec, shape=shape, library="vendor" in target.kind)
+    found, _ = _backward(spec, shape=shape, library="vendor" in target.kind, cores=cores_of(spec, target))
     limit = ATTENTION_LIMITS[int(found.limit)]
     return Answer(float(found.duration_ns), limit, flop=2.5 * attention.forward_flop(shape))
 
@@ -115,74 +59,7 @@ def mla_decode_peak(spec: ChipSpec, target: Target) -> Answer:
     feed = sum(cost.cube_feed_ns(spec, *part, size) for part in parts)
     time_ns = float(cube + spec["overlap_loss"] * feed)
     flop = sum(2.0 * m * n * k for m, n, k in parts) * int(spec["cube_cores"]) * dies(target.soc)
-    return Answer(time_ns, "cube", flop=flop)
-
-
-def read_all(spec: ChipSpec, target: Target) -> Answer:
-    """`gm_ub_read`, `gm_l1_read` and their `_l2` forms: all cores read `bytes` together.
-
-    The tile in the note gives copies and runs of fp16 elements; without one, runs are 512 B into L1 and 2 KiB into UB.
-    """
-    to_l1 = "_l1_" in target.kind
-    cores = target.counts.get("cores", int(spec["cube_cores" if to_l1 else "vector_cores"]))
-    share = target.count("bytes") / cores
-    run, instruction = _runs(target.note, to_l1)
-    hits = _hit_share(target)
-    rate = memory.cube_read_rate if to_l1 else memory.vector_read_rate
-    slower = _slower(spec, target.note, to_l1)
-    time_ns = 0.0
-    for part, from_l2 in ((share * (1 - hits), False), (share * hits, True)):
-        if part > 0:
-            speed = rate(spec, cores, from_l2=from_l2) * slower
-            time_ns += float(memory.copies_ns(spec, part, speed, instruction_bytes=instruction, run_bytes=run))
-    launch = float(spec["kernel_head_ns"] + spec["kernel_end_ns"])
-    return Answer(time_ns + launch, "mte2", nbytes=float(target.count("bytes")))
-
-
-def _hit_share(target: Target) -> float:
-    stated = re.search(r"(\d+(?:\.\d+)?)\s*% L2", target.note)
-    if stated:
-        return float(stated[1]) / 100
-    return 0.75 if target.kind.endswith("_l2") else 0.0
-
-
-def _runs(note: str, to_l1: bool) -> tuple[float, float]:
-    tile = re.search(r"\[\s*(\d+)\s*,\s*(\d+)\s*\]", note) or re.search(r"tile\s+(\d+)\s*x\s*(\d+)", note)
-    rows = re.search(r"(\d+) B rows", note)
-    if not tile:
-        run = float(rows[1]) if rows else (512.0 if to_l1 else 2048.0)
-        return run, 64 * run
-    run = float(rows[1]) if rows else 2.0 * int(tile[2])
-    return run, int(tile[1]) * run
-
-
-def _slower(spec: ChipSpec, note: str, to_l1: bool) -> float:
-    if re.search(r"unalign|misalign|not aligned|32 ?B.align", note, re.I):
-        return float(spec["unaligned_nd2nz_share" if to_l1 else "unaligned_share"])
-    return float(spec["same_line_share"]) if re.search(r"same (address|order|line)", note, re.I) else 1.0
-
-
-def path_rate(spec: ChipSpec, target: Target) -> Answer:
-    """Rate of one data path, long copies, `cores` at work."""
-    cores = target.counts.get("cores", int(spec["cube_cores"]))
-    kind = target.kind
-    rates: dict[str, Callable[[], Any]] = {
-        "hbm_read_all_aic": lambda: cores * memory.cube_read_rate(spec, cores),
-        "gm_l1_one_aic": lambda: memory.cube_read_rate(spec, 1),
-        "l1_l0a_one_aic": lambda: spec["l1_l0a_bytes_per_s"],
-        "l1_l0b_one_aic": lambda: spec["l1_l0b_bytes_per_s"],
-        "l0c_gm_one_aic": lambda: spec["l0c_gm_bytes_per_s"],
-        "gm_ub_one_aiv": lambda: memory.vector_read_rate(spec, 1),
-        "ub_gm_one_aiv": lambda: memory.vector_write_rate(spec, 1),
-        "gm_ub_one_aiv_duplex": lambda: memory.vector_read_rate(spec, 1, both_ways=True),
-        "ub_gm_one_aiv_duplex": lambda: memory.vector_write_rate(spec, 1, both_ways=True),
-        "gm_ub_read_per_core": lambda: memory.vector_read_rate(spec, cores),
-        "ub_gm_write_per_core": lambda: memory.vector_write_rate(spec, cores),
-        "gm_l1_read_per_core": lambda: memory.cube_read_rate(spec, cores),
-    }
-    rate = float(rates[kind]())
-    queue = {"l1_l0": "mte1", "l0c_g": "fixpipe", "ub_gm": "mte3"}.get(kind[:5], "mte2")
-    return Answer(1e9, queue, nbytes=rate)
+    return Answer(time_ns, "cube", flop=flop, is_rate=True)
 
 
 def vector_cycles(spec: ChipSpec, target: Target) -> Answer:
@@ -215,30 +92,45 @@ def mix_kernel_floor(spec: ChipSpec, target: Target) -> Answer:
 
 def all_reduce(spec: ChipSpec, target: Target) -> Answer:
     """AllReduce of `bytes` a rank: inside one server up to `server_devices` ranks, across servers beyond."""
-    ranks, inside = target.count("ranks"), int(spec["server_devices"])
-    servers = -(-ranks // inside) if inside > 1 else 1
     time = links.blocking_all_reduce_ns if target.kind.endswith("_host") else links.all_reduce_ns
+    return _collective(time, spec, target)
+
+
+def half_reduce(spec: ChipSpec, target: Target) -> Answer:
+    """`allgather`, `reducescatter`: `bytes` of the whole buffer, across servers as `all_reduce`."""
+    return _collective(links.half_reduce_ns, spec, target)
+
+
+def _collective(time: Callable[..., jax.Array], spec: ChipSpec, target: Target) -> Answer:
+    ranks, inside = target.count("ranks"), int(spec["server_devices"])
+    if ranks < 2:
+        raise ValueError(f"column ranks is {ranks}; a collective takes at least 2 ranks")
+    servers = -(-ranks // inside) if inside > 1 else 1
+    if ranks % servers:
+        raise ValueError(f"column ranks is {ranks}; the model knows equal shares of {servers} groups of {inside} only")
     found = time(spec, target.count("bytes"), ranks // servers, servers=servers)
     return Answer(float(found), "link", nbytes=float(target.count("bytes")))
 
 
-def half_reduce(spec: ChipSpec, target: Target) -> Answer:
-    """`allgather`, `reducescatter`: `bytes` of the whole buffer, inside one server."""
-    found = links.half_reduce_ns(spec, target.count("bytes"), target.count("ranks"))
-    return Answer(float(found), "link", nbytes=float(target.count("bytes")))
-
-
 def link_rate(spec: ChipSpec, target: Target) -> Answer:
-    """Rate of long copies: `h2d`, `d2h`, `d2d`, `p2p` and, both directions together, `p2p_bidir`."""
+    """Copies: `h2d`, `d2h`, `d2d`, `p2p` and, both directions together, `p2p_bidir`.
+
+    With `bytes` (of each direction), latency and transfer; without, the rate of a copy that never ends.
+    """
     rates = {"h2d": spec["h2d_bytes_per_s"], "d2h": spec["d2h_bytes_per_s"], "d2d": spec["d2d_bytes_per_s"]}
-    rate = rates.get(target.kind, links.path_rate(spec, "fabric"))
-    return Answer(1e9, "link", nbytes=float(rate), sides=2.0 if target.kind.endswith("bidir") else 1.0)
+    rate = float(rates.get(target.kind, links.path_rate(spec, "fabric")))
+    sides = 2.0 if target.kind.endswith("bidir") else 1.0
+    if "bytes" not in target.counts:
+        return Answer(1e9, "link", nbytes=rate, sides=sides, is_rate=True)
+    nbytes = float(target.count("bytes"))
+    latency_ns = float(spec["copy_latency_ns"] if target.kind in rates else links.path_latency_ns(spec, "fabric"))
+    return Answer(latency_ns + 1e9 * nbytes / rate, "link", nbytes=nbytes, sides=sides)
 
 
 def vector_operator(spec: ChipSpec, target: Target) -> Answer:
     """A vector operator over m rows of n elements, named by the kind: `add`, `softmax_task`, `aclnn_transpose`."""
     shape = VectorShape(_vector_name(target.kind), target.count("m"), target.count("n"), target.dtype_bytes)
-    found, _ = _vector(spec, shape)
+    found, _ = _vector(spec, shape, cores=cores_of(spec, target, "vector"))
     nbytes = float(shape.read_bytes + shape.written_bytes)
     return Answer(float(found.duration_ns), vector.LIMITS[int(found.limit)], flop=float(shape.flop), nbytes=nbytes)
 
@@ -291,12 +183,38 @@ KINDS: dict[str, tuple[str, Predictor]] = {
 }  # kind: group, function
 
 
+_SPELLINGS = {
+    **dict.fromkeys(("all_reduce", "hcclallreduce"), "allreduce"),
+    **dict.fromkeys(("all_gather", "hcclallgather"), "allgather"),
+    **dict.fromkeys(("reduce_scatter", "hcclreducescatter"), "reducescatter"),
+    "all_reduce_host": "allreduce_host",
+    "layernorm": "layer_norm",
+    "rmsnorm": "rms_norm",
+    "reducesum": "reduce_sum",
+    "reducemax": "reduce_max",
+    "matmul": "gemm",
+}
+
+
+def kind_name(kind: str) -> str:
+    """One spelling for a kind: `All_Reduce` and `allreduce`, `aclnn_layernorm` and `layer_norm` are the same.
+
+    Example:
+        >>> kind_name("AllReduce"), kind_name("reduce_scatter"), kind_name("aclnn_layernorm_task")
+        ('allreduce', 'reducescatter', 'layer_norm')
+    """
+    short = kind.lower().replace("-", "_")
+    bare = _vector_name(short)
+    return short if short in KINDS else _SPELLINGS.get(short, _SPELLINGS.get(bare, short))
+
+
 def find_kind(kind: str) -> tuple[str, Predictor]:
     """Group and function of a kind.
 
     Raises:
         ValueError: The model has no such kind.
     """
+    kind = kind_name(kind)
     if kind.startswith("vector_cycles_"):
         return "instruction", vector_cycles
     if kind not in KINDS and _vector_name(kind) in vector.OPERATORS:

@@ -3,6 +3,7 @@
 import re
 
 from ascend_jax.chip.spec import ChipSpec, chip
+from ascend_jax.ops.timing.targets import Target
 
 # Names that stand for a product rather than a chip; a table of a product is predicted for its usual chip.
 PRODUCTS = {
@@ -50,3 +51,16 @@ def _short(word: str) -> str:
 def dies(soc: str) -> int:
     """Dies that a row counts together: two for a 910C package, else one."""
     return _PACKAGE_DIES.get(re.split(r"[\s(]", _short(soc))[0], 1)
+
+
+def cores_of(spec: ChipSpec, target: Target, unit: str = "cube") -> int:
+    """Cores of a row, all of the chip if it states none.
+
+    Raises:
+        ValueError: More than the chip has.
+    """
+    there = int(spec[f"{unit}_cores"])
+    cores = target.counts.get("cores", there)
+    if cores > there:
+        raise ValueError(f"column cores is {cores}; {spec.name} has {there} {unit} cores")
+    return cores

@@ -17,6 +17,7 @@ from ascend_jax.ops import tiling
 from ascend_jax.ops.attention.tiling import AttentionShape
 from ascend_jax.ops.attention.visibility import SparseMode
 from ascend_jax.ops.timing.attention import forward_flop
+from ascend_jax.ops.timing.measured import Measurements
 from ascend_jax.runtime.kernels import LIMITS, KernelSpec
 from ascend_jax.runtime.layout import GRANULE_BYTES, LIMB, NONE, Field, Kind, Resource
 from ascend_jax.runtime.program import Program
@@ -59,8 +60,10 @@ def vector_peak(spec: ChipSpec, dtype_bytes: int) -> float:
     return float(spec["vector_cores"]) * lanes * float(spec["clock_hz"])
 
 
-def operator_point(operator: str, shape: Any, dtype: str, spec: ChipSpec) -> Point:
-    """Point of one operator with its best tile.
+def operator_point(
+    operator: str, shape: Any, dtype: str, spec: ChipSpec, measurements: Measurements | None = None
+) -> Point:
+    """Point of one operator with its best tile, at its measured time if there is one.
 
     Raises:
         ValueError: As `tiling.choose`; or an operator that computes nothing (copy, memset, transpose, cast).
@@ -71,7 +74,7 @@ def operator_point(operator: str, shape: Any, dtype: str, spec: ChipSpec) -> Poi
         >>> point.achieved < point.roof <= 354e12
         True
     """
-    best = tiling.choose(operator, shape, dtype, spec)
+    best = tiling.choose(operator, shape, dtype, spec, measurements=measurements)
     if not best.flop:
         raise ValueError(f"operator {operator!r} computes nothing; a roofline needs operations")
     size = tiling.DTYPE_BYTES[dtype]

@@ -11,6 +11,7 @@ from ascend_jax.ops.timing.table_file import Line, read_lines
 REQUIRED = ("soc", "kind", "value", "unit")
 COUNTS = ("m", "n", "k", "batch", "heads", "sq", "sk", "d", "ranks", "cores", "bytes")
 COLUMNS = ("target_id", "soc", "kind", "dtype", *COUNTS, "causal", "value", "unit", "trust", "note")
+INT32_MAX = 2**31 - 1  # greatest size of an axis
 DTYPE_BYTES = {"fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2, "fp32": 4, "float32": 4, "int8": 1}
 
 
@@ -67,16 +68,16 @@ def read_targets(path: Path | Traversable) -> list[Target]:
 
 def _target(line: Line) -> Target:
     row = line.cells
-    for name in ("soc", "kind", "unit"):
+    for name in ("kind", "unit"):
         if not row[name]:
             raise ValueError(f"{line.where}: column {name} is empty; every row states it")
     return Target(
         line=line.number,
         name=row.get("target_id") or f"line {line.number}",
-        soc=row["soc"],
+        soc=row["soc"],  # "" is listed as a row that names no chip
         kind=row["kind"],
         dtype=row.get("dtype", ""),
-        counts={name: _count(line.where, name, row[name]) for name in COUNTS if row.get(name)},
+        counts={name: _count(line.where, name, row[name]) for name in COUNTS if row.get(name, "") not in ("", "0")},
         is_causal=_flag(line.where, row.get("causal", "")),
         value=line.positive("value", "a number"),
         unit=row["unit"],

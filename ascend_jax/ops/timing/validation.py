@@ -10,10 +10,23 @@ from typing import Any
 
 import numpy as np
 
+from ascend_jax.chip.spec import ChipSpec
+from ascend_jax.ops.timing.attention import forward_confidence
 from ascend_jax.ops.timing.confidence import Confidence, confidence
-from ascend_jax.ops.timing.predictions import find_kind
+from ascend_jax.ops.timing.predictions import attention_shape, find_kind, kind_name
 from ascend_jax.ops.timing.products import find_chip
-from ascend_jax.ops.timing.targets import Target, read_targets
+from ascend_jax.ops.timing.targets import INT32_MAX, Target, read_targets
+
+# Kinds whose rows in the calibration file are the source of a chip constant; per-core rates only where they were read.
+_CONSTANTS = frozenset(
+    (
+        *("hbm_read_all_aic", "gm_l1_one_aic", "l1_l0a_one_aic", "gm_ub_one_aiv_duplex", "l0c_gm_one_aic"),
+        *("scalar_fma_cycles", "task_minus_core", "inter_kernel_gap", "stream_sync_idle", "memset_plus_sync"),
+        *("memcpy_async_enqueue", "notify_record_wait", "aclnn_add_enqueue", "h2d", "p2p_bidir"),
+    )
+)
+_PER_CORE = frozenset(("gm_ub_read_per_core", "ub_gm_write_per_core"))
+_READ_AT_CORES = (1, 4)
 
 
 def calibration_file() -> Traversable:
@@ -34,6 +47,12 @@ class Row:
     is_fitted: bool  # the row belongs to the calibration file
 
     @property
+    def is_constant(self) -> bool:
+        """Whether the prediction is a chip constant that was read from this very row: its error says nothing."""
+        few = self.target.counts.get("cores", 0) in _READ_AT_CORES
+        return self.is_fitted and (self.target.kind in _CONSTANTS or (self.target.kind in _PER_CORE and few))
+
+    @property
     def error(self) -> float | None:
         """Relative error, predicted / measured - 1, or None."""
         return None if self.predicted is None else self.predicted / self.target.value - 1
@@ -49,16 +68,33 @@ def _row(target: Target) -> Row:
     group = ""
     try:
         group, predict = find_kind(target.kind)
-        spec = find_chip(target.soc)
-        answer = predict(spec, target)
+        spec, known = find_chip(target.soc), dataclasses.replace(target, kind=kind_name(target.kind))
+        _check_counts(target)
+        answer = predict(spec, known)
         predicted = answer.in_unit(target.unit)
         if not np.isfinite(predicted):
             raise ValueError(f"no tile of this shape fits {spec.name}")
+        if predicted <= 0:
+            raise ValueError(f"the model says {predicted:g} {target.unit}, which no measurement can be compared with")
         size = answer.flop or answer.nbytes or answer.time_ns
-        trust = confidence(spec, group, target.dtype, size)
-    except ValueError as error:
+        trust = _trust(spec, group, known, size, answer.guess)
+    except (ValueError, ArithmeticError) as error:
         return Row(target, group, None, " ".join(str(error).split()), "", None, is_fitted)
     return Row(target, group, predicted, "", answer.limit, trust, is_fitted)
+
+
+def _trust(spec: ChipSpec, group: str, target: Target, size: float, guess: str) -> Confidence:
+    if target.kind in ("fa_fwd", "fa_fwd_vendor"):
+        return forward_confidence(spec, attention_shape(target), target.kind)
+    ranks = target.counts.get("ranks", 0)
+    return confidence(spec, group, target.dtype, size, kind=target.kind, ranks=ranks, unlike=guess)
+
+
+def _check_counts(target: Target) -> None:
+    """Refuse sizes that no launch has: CANN counts elements of an axis, ranks and cores in int32."""
+    for name, count in target.counts.items():
+        if name != "bytes" and count > INT32_MAX:
+            raise ValueError(f"column {name} is {count}; at most {INT32_MAX}")
 
 
 def _key(target: Target) -> tuple[Any, ...]:
@@ -84,6 +120,8 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         **_errors(rows),
         "fitted": _errors([row for row in rows if row.is_fitted]),
         "not_fitted": _errors([row for row in rows if not row.is_fitted]),
+        "constants": _errors([row for row in rows if row.is_constant]),
+        "without_constants": _errors([row for row in rows if not row.is_constant]),
         "by_group": {name: _errors(part) for name, part in by_group.items()},
         "by_kind": {name: _errors(part) for name, part in by_kind.items()},
         "not_covered": [
@@ -124,6 +162,7 @@ def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
             "confidence": row.confidence.label if row.confidence else None,
             "band": row.confidence.band if row.confidence else None,
             "is_fitted": row.is_fitted,
+            "is_constant": row.is_constant,
             "reason": row.reason,
         }
         for row in rows
