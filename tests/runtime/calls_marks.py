@@ -20,6 +20,7 @@ NOT_SUPPORTED, NO_EVENT, NO_NOTIFY, UNALIGNED = 207000, 207007, 207009, 107008
 IS_SERVED, NOT_SERVED_HERE, NOBODY_SERVES, REPORT_TIMEOUT = 107011, 107012, 107015, 507012
 SYNC, TIME_LINE, PROGRESS, DEVICE_ONLY, IPC = 0x01, 0x08, 0x02, 0x10, 0x40
 CONDITIONS = ("GE", "EQ", "AND", "NOR")
+MOST_S = 2_147_483  # longer timeouts end after 24 days
 
 
 class MarkCalls(StreamCalls):
@@ -109,7 +110,7 @@ class MarkCalls(StreamCalls):
             what = {"depends": record}
             if event.kind == "flag":
                 what = {"cell": self._cell_of(event), "condition": "GE", "value": 1}
-            timeout = self.wait_timeout if timeout_s is None else timeout_s * 10**9
+            timeout = self.wait_timeout if timeout_s is None else min(timeout_s, MOST_S) * 10**9
             code, _ = self.enqueue("event wait", stream.slot, handle=handle, timeout=timeout, **what)
         self.answer(code)
 
@@ -164,7 +165,7 @@ class MarkCalls(StreamCalls):
         code = code or self._wrong_seconds(timeout_s)
         if not code:
             look = {"cell": self._cell_of(notify), "condition": "GE", "value": 1, "effect": "SET"}
-            code, _ = self.enqueue("notify wait", stream.slot, handle=handle, timeout=timeout_s * 10**9, **look)
+            code, _ = self.enqueue("notify wait", stream.slot, handle=handle, timeout=min(timeout_s, MOST_S) * 10**9, **look)
         self.answer(code)
 
     def reset_notifies(self, handles: Sequence[int]) -> None:

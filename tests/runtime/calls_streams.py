@@ -156,4 +156,4 @@ class StreamCalls(Machine):
         self._set_timeout("op_timeout", limit_ms)
 
     def set_op_wait_timeout(self, limit_s: int) -> None:
-        self._set_timeout("wait_timeout", limit_s * 1000)
+        self._set_timeout("wait_timeout", min(limit_s, 2_147_483) * 1000)  # longer ones end after 24 days
