@@ -44,9 +44,7 @@ def keys_of(
     """Return keys, values ``[B, N, S, D]`` and their lengths, whatever they were stored as."""
     batch = q.shape[0]
     if table is None:
-        pair = [
-            _heads_first(name, x, source, heads) for name, x in (("key", key), ("value", value))
-        ]
+        pair = [_heads_first(name, x, source, heads) for name, x in (("key", key), ("value", value))]
         if pair[0].shape[:3] != pair[1].shape[:3]:
             raise refuse("value.shape", list(value.shape), "must have the batch, heads and length of key")
         kv_lengths = (
