@@ -45,7 +45,8 @@ def flash_attention(
         q: Queries ``[B, T, N, D]``, or ``[T, N, D]``; float16, bfloat16, float32 or float64.
         k: Keys ``[B, S, K, D]``; K divides N, and query head n uses key head ``n // (N / K)``.
         v: Values ``[B, S, K, Dv]``.
-        bias: Added to the scaled scores, ``[B, N, T, S]`` 1 in any place, or fewer axes.
+        bias: Added to the scaled scores, ``[B, N, T, S]`` or 1 in any place; axes may be left out in
+            front. Its gradient has its shape.
         mask: bool, **True where a pair takes part** (CANN's masks say the opposite), broadcast like ``bias``.
         causal: True or "upper_left": row i sees ``j <= i``. "lower_right": ``j <= i + S - T``, with the lengths of each
             batch row if given.

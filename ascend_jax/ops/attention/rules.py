@@ -177,7 +177,7 @@ def _four_axes(name: str, given: Any, shapes: tuple[int, int, int, int]) -> Any:
     given = pad_rank(name, given)
     if given.ndim != 4 or any(n not in (1, full) for n, full in zip(given.shape, shapes, strict=True)):
         raise ValueError(
-            f"{name} has shape {list(given.shape)}: must be [B, N, T, S] = {list(shapes)}, 1 in any place, or fewer axes"
+            f"{name} has shape {list(given.shape)}: must be [B, N, T, S] = {list(shapes)}, or 1 in any place"
         )
     return given
 
