@@ -30,9 +30,7 @@ def window_tokens(causal: bool | str, window: Window) -> tuple[SparseMode, int, 
     """
     if causal not in (True, False, "upper_left", "lower_right"):
         raise ValueError(f"causal = {causal!r}: must be True, False, 'upper_left' (same as True) or 'lower_right'")
-    pair = tuple(window) if isinstance(window, Sequence) or getattr(window, "ndim", 0) == 1 else (window, window)
-    if len(pair) != 2:
-        raise ValueError(f"window = {window!r}: must be a number, or the pair (left, right)")
+    pair = _pair("window", window, "(left, right)")
     left, right = (ALL_TOKENS if side is None else _integer("window", side) for side in pair)
     if left < 0 or right < 0:
         raise ValueError(f"window = {window!r}: both sides must be at least 0; None means no limit")
@@ -108,9 +106,7 @@ def make_options(
     if tile is None:
         sizes = host_tiles(q_len, kv_len, dim)
     else:
-        pair = tuple(tile) if isinstance(tile, Sequence) or getattr(tile, "ndim", 0) == 1 else (tile, tile)
-        if len(pair) != 2:
-            raise ValueError(f"tile = {tile!r}: must be a number, or the pair (query rows, key columns)")
+        pair = _pair("tile", tile, "(query rows, key columns)")
         sizes = (_integer("tile", pair[0]), _integer("tile", pair[1]))
     if min(sizes) < 1:
         raise ValueError(f"tile = {tile}: needs at least 1 row and 1 column")
@@ -122,6 +118,13 @@ def make_options(
     if precision is None:
         return Options(sizes, softcap=cap, is_narrow=multiplies_narrow(dtype))
     return Options(sizes, softcap=cap, precision=precision)
+
+
+def _pair(name: str, given: Any, meaning: str) -> tuple[Any, Any]:
+    pair = tuple(given) if isinstance(given, Sequence) or getattr(given, "ndim", 0) == 1 else (given, given)
+    if len(pair) != 2:
+        raise ValueError(f"{name} = {given!r}: must be a number, or the pair {meaning}")
+    return pair[0], pair[1]
 
 
 def _integer(name: str, given: Any) -> int:
