@@ -7,6 +7,7 @@ aclnnFlashAttentionScore documents and the tiling of the operator (ops-transform
 import dataclasses
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +37,12 @@ class Geometry:
 
     def scoring(self) -> Scoring:
         """Return the intervals of all rows, and for packed sequences where each row belongs."""
+        if not self.sequences:
+            nothing = jnp.zeros((int(self.is_packed), self.rows), jnp.int32)
+            of_sequences: dict[str, Any] = (
+                {"row": nothing, "origin": nothing, "q_segment": nothing} if self.is_packed else {}
+            )
+            return Scoring(nothing, nothing, **of_sequences)
         if not self.is_packed:
             distinct = self.sequences[:1] if len(set(self.sequences)) == 1 else self.sequences
             bounds = zip(*map(_bounds, distinct), strict=True)

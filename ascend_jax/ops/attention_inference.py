@@ -101,6 +101,9 @@ def fused_infer_attention_score(
     >>> fused_infer_attention_score(q, kv, kv, actual_seq_lengths_kv=[2]).attention_out.ravel().tolist()
     [2.0, 3.0, 4.0, 5.0]
     """
+    unknown = sorted(set(cache) - set(CacheFields._fields))
+    if unknown:
+        raise TypeError(f"fused_infer_attention_score() got an unexpected keyword argument {unknown[0]!r}")
     fields = CacheFields(**cache)
     key, value = (x[0] if isinstance(x, list | tuple) and len(x) == 1 else x for x in (key, value))
     check_operands(query, key, value, num_heads, num_key_value_heads, input_layout, sparse_mode, inner_precise)
@@ -116,8 +119,8 @@ def fused_infer_attention_score(
         and _all_absent(pse_shift, atten_mask, learnable_sink, actual_seq_lengths)
     ):
         lengths = pool_lengths(key, value, q, kv_heads, source, block_table, block_size, actual_seq_lengths_kv)
-        kv_cache.check_pages(block_table, lengths, key.shape[0], block_size)
-        out, lse = paged_decode(q, key, value, block_table, lengths, scale_value, block_size)
+        kv_cache.check_pages(block_table, lengths, min(key.shape[0], value.shape[0]), block_size)
+        out, lse = paged_decode(q, key, value, block_table, lengths, scale_value, block_size, kv_heads)
         return InferAttention(from_heads_first(out, target), lse if softmax_lse_flag else jnp.zeros(0, jnp.float32))
     k, v, kv_lengths = keys_of(key, value, q, kv_heads, source, block_table, block_size, actual_seq_lengths_kv, fields)
     check_dims(q, k, v, input_layout, fields.query_rope is not None)

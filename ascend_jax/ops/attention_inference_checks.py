@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -9,7 +10,7 @@ from ascend_jax.ops.attention_geometry import COMPRESSED_MASK
 from ascend_jax.ops.attention_layout import refuse
 from ascend_jax.runtime.codes import Code, ParameterError
 
-__all__ = ["INFERENCE_LAYOUTS", "check_dims", "check_mask", "check_operands", "lengths_of"]
+__all__ = ["INFERENCE_LAYOUTS", "check_dims", "check_head_dims", "check_mask", "check_operands", "lengths_of"]
 
 INFERENCE_LAYOUTS = {  # of the inputs, of the output
     "BSH": ("BSH", "BSH"),
@@ -65,27 +66,40 @@ def check_dims(q: Any, k: Any, v: Any, layout: str, has_rope: bool) -> None:
       ParameterError: 161002; for packed sequences 561002.
     """
     dim, value_dim = q.shape[3], v.shape[3]
-    if k.shape[3] != dim or not 1 <= dim <= MAX_DIM or not 1 <= value_dim <= MAX_DIM:
-        raise refuse("D of query, key, value", f"{dim}, {k.shape[3]}, {value_dim}", f"query's is key's, 1 to {MAX_DIM}")
+    check_head_dims(dim, k.shape[3], value_dim)
     if layout in ("TND", "NTD_TND") and not has_rope and (dim, value_dim) not in _PACKED_DIMS:
         known = ", ".join(f"{a}/{b}" for a, b in _PACKED_DIMS)
         raise refuse("D of query, value", f"{dim}, {value_dim}", f"{layout} takes {known}", Code.INNER_TILING)
+
+
+def check_head_dims(dim: int, key_dim: int, value_dim: int) -> None:
+    """Check the head dimensions of query, key and value.
+
+    Raises:
+      ParameterError: 161002.
+    """
+    if key_dim != dim or not 1 <= dim <= MAX_DIM or not 1 <= value_dim <= MAX_DIM:
+        raise refuse("D of query, key, value", f"{dim}, {key_dim}, {value_dim}", f"query's is key's, 1 to {MAX_DIM}")
 
 
 def lengths_of(name: str, given: Any, batch: int, longest: int) -> Any:
     """Return the lengths ``[B]`` of a list that may hold one number for all; absent means all in use.
 
     Raises:
-      ParameterError: 561002 for a list of another length, or a length past the tensor.
+      ParameterError: 561002 for a list of another length, for a length below 0 or past the tensor, and for numbers
+        that are no integers. Of traced numbers only the type is known.
     """
     if given is None:
         return np.full(batch, longest, np.int32)
-    lengths = given if hasattr(given, "aval") else np.asarray(given)
+    is_traced = isinstance(given, jax.core.Tracer)
+    lengths = given if is_traced else np.asarray(given)
     if lengths.ndim != 1 or lengths.shape[0] not in (1, batch):
         raise refuse(name, list(lengths.shape), f"must have 1 or {batch} entries, one per batch row", Code.INNER_TILING)
-    lengths = jnp.broadcast_to(lengths, (batch,)) if hasattr(lengths, "aval") else np.broadcast_to(lengths, (batch,))
-    if isinstance(lengths, np.ndarray) and (lengths > longest).any():
-        raise refuse(name, lengths.tolist(), f"must not exceed {longest}", Code.INNER_TILING)
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise refuse(f"{name} of dtype", lengths.dtype, "must be integers", Code.INNER_TILING)
+    lengths = jnp.broadcast_to(lengths, (batch,)) if is_traced else np.broadcast_to(lengths, (batch,))
+    if not is_traced and ((lengths > longest).any() or (lengths < 0).any()):
+        raise refuse(name, lengths.tolist(), f"must not exceed {longest}, nor be below 0", Code.INNER_TILING)
     return lengths.astype(np.int32)
 
 

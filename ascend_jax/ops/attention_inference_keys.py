@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.ops import kv_cache
-from ascend_jax.ops.attention_inference_checks import lengths_of
+from ascend_jax.ops.attention_inference_checks import check_head_dims, lengths_of
 from ascend_jax.ops.attention_layout import refuse, to_heads_first
 
 __all__ = ["CacheFields", "keys_of", "pool_lengths", "with_rope"]
@@ -44,10 +44,7 @@ def keys_of(
     """Return keys, values ``[B, N, S, D]`` and their lengths, whatever they were stored as."""
     batch = q.shape[0]
     if table is None:
-        pair = [
-            x[None] if source == "NTD" else to_heads_first(name, x, source, heads)
-            for name, x in (("key", key), ("value", value))
-        ]
+        pair = [_heads_first(name, x, source, heads) for name, x in (("key", key), ("value", value))]
         if pair[0].shape[:3] != pair[1].shape[:3]:
             raise refuse("value.shape", list(value.shape), "must have the batch, heads and length of key")
         kv_lengths = (
@@ -75,6 +72,14 @@ def keys_of(
     return _with_prefix(pair[0], pair[1], kv_lengths, fields, heads, source)
 
 
+def _heads_first(name: str, x: Any, source: str, heads: int) -> Any:
+    if source != "NTD":
+        return to_heads_first(name, x, source, heads)
+    if x.ndim != 3 or x.shape[0] != heads:
+        raise refuse(f"{name}.shape", list(x.shape), f"must be [N, T, D] with {heads} heads in axis 0")
+    return x[None]
+
+
 def pool_lengths(
     key: Any, value: Any, q: Any, heads: int, source: str, table: Any, block_size: int, lengths: Any
 ) -> Any:
@@ -83,9 +88,14 @@ def pool_lengths(
         raise refuse("actual_seq_lengths_kv", None, "is required with a block_table")
     if table.ndim != 2 or (source not in ("TND", "NTD") and table.shape[0] != q.shape[0]):
         raise refuse("block_table.shape", list(table.shape), f"must be [{q.shape[0]}, pages]")
+    if not jnp.issubdtype(table.dtype, jnp.integer):
+        raise refuse("block_table.dtype", table.dtype, "must be integers, int32 as a rule")
+    dims = []
     for name, pool in (("key", key), ("value", value)):
         dim = pool.shape[2] // heads if pool.ndim == 3 else pool.shape[-1] if pool.ndim == 4 else q.shape[3]
         kv_cache.page_layout(name, pool, block_size, heads, dim)
+        dims.append(dim)
+    check_head_dims(q.shape[3], dims[0], dims[1])
     return lengths_of("actual_seq_lengths_kv", lengths, table.shape[0], table.shape[1] * block_size)
 
 
@@ -117,7 +127,7 @@ def with_rope(q: Any, k: Any, fields: CacheFields, source: str, heads: int, kv_h
     if fields.query_rope is None or fields.key_rope is None:
         raise refuse("query_rope, key_rope", "one of them", "give both or none")
     pair = (
-        x[None] if source == "NTD" else to_heads_first(name, x, source, n)
+        _heads_first(name, x, source, n)
         for name, x, n in (("query_rope", fields.query_rope, heads), ("key_rope", fields.key_rope, kv_heads))
     )
     joined = []

@@ -78,12 +78,15 @@ def sequence_lengths(name: str, ends: object, total: int, *, is_exact: bool = Fa
       is_exact: The last end must be T, as the inference operators want it; else T may be larger.
 
     Raises:
-      ParameterError: 561002 if the ends fall, or the last one does not fit T.
+      ParameterError: 561002 if the ends fall, are no integers, or the last one does not fit T.
 
     >>> sequence_lengths("actual_seq_qlen", [2, 2, 5, 0], 6)
     [2, 0, 3, 0]
     """
-    values = [int(end) for end in np.asarray(ends).ravel()]
+    given = np.asarray(ends).ravel()
+    if given.size and not np.issubdtype(given.dtype, np.integer):
+        raise refuse(name, given.tolist(), "must be integers", Code.INNER_TILING)
+    values = [int(end) for end in given]
     while values and values[-1] == 0:
         values.pop()
     lengths = [end - before for before, end in zip([0, *values], values, strict=False)]

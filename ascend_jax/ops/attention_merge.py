@@ -29,8 +29,10 @@ def merge_rows(
     (0.693147, 4.0, [0.25, 0.75])
     """
     safe = tuple(jnp.where(x >= FLT_MAX, 0, x) for x in row_sum)
-    highest = jnp.maximum(*row_max)
-    parts = [x * jnp.exp(y - highest) for x, y in zip(safe, row_max, strict=True)]
+    # the maximum of a part without weight says nothing
+    highs = [jnp.where(x == 0, -FLT_MAX, y) for x, y in zip(safe, row_max, strict=True)]
+    highest = jnp.maximum(*highs)
+    parts = [x * jnp.exp(y - highest) for x, y in zip(safe, highs, strict=True)]
     total = parts[0] + parts[1]
     divisor = jnp.where(total > 0, total, 1)
     highest, total = hide_rows(highest, total)

@@ -204,8 +204,9 @@ def _rows(name: str, statistic: jax.Array, call: AttentionCall, softmax_layout: 
 
 
 def _is_written(geometry: Geometry) -> np.ndarray:
-    written = np.repeat([each.kv_len > 0 for each in geometry.sequences], [each.q_len for each in geometry.sequences])
-    return np.pad(written.astype(bool), (0, geometry.rows - written.size))
+    counts = np.array([each.q_len for each in geometry.sequences], int)
+    written = np.repeat(np.array([each.kv_len > 0 for each in geometry.sequences], bool), counts)
+    return np.pad(written, (0, geometry.rows - written.size))
 
 
 def _sequence_order(geometry: Geometry, heads: int) -> np.ndarray:

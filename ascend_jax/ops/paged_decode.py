@@ -18,7 +18,14 @@ _CHUNK_ROWS = 1024  # rows of keys taken at a time: keys and values of a few hea
 
 @jax.named_scope("paged_decode")
 def paged_decode(
-    q: jax.Array, k_pool: jax.Array, v_pool: jax.Array, table: Any, lengths: Any, scale: Any, block_size: int
+    q: jax.Array,
+    k_pool: jax.Array,
+    v_pool: jax.Array,
+    table: Any,
+    lengths: Any,
+    scale: Any,
+    block_size: int,
+    kv_heads: int,
 ) -> tuple[jax.Array, jax.Array]:
     """Compute attention of one row of queries over pages.
 
@@ -30,12 +37,12 @@ def paged_decode(
       lengths: int ``[B]``.
       scale: Factor of the products.
       block_size: Rows of a page.
+      kv_heads: Key heads K.
 
     Returns:
       out ``[B, N, 1, Dv]`` in the dtype of q, and the log-sum-exp float32 ``[B, N, 1, 1]``, +inf where there is no key.
     """
     batch, heads, _, dim = q.shape
-    kv_heads = k_pool.shape[2] // dim if k_pool.ndim == 3 else k_pool.shape[1]
     group = heads // kv_heads
     step = max(1, _CHUNK_ROWS // block_size)
     table = jnp.pad(jnp.asarray(table, jnp.int32), ((0, 0), (0, -table.shape[1] % step)))
@@ -51,7 +58,7 @@ def paged_decode(
             heads = zip(
                 *(_take(pool, ids, count, block_size, kv_heads, is_last) for pool in (k_pool, v_pool)), strict=True
             )
-            is_wrong = (ids < 0) | (ids >= k_pool.shape[0])
+            is_wrong = (ids < 0) | (ids >= min(k_pool.shape[0], v_pool.shape[0]))
             taint = jnp.repeat(jnp.where(is_wrong, jnp.nan, 0).astype(kind), block_size)
             at = jnp.arange(step * block_size)
             is_seen = at < count if is_last else None
@@ -76,7 +83,7 @@ def paged_decode(
         divisor = jnp.where(hidden, 1, row_sum)
         return acc / divisor[..., None], jnp.where(hidden, jnp.inf, row_max + jnp.log(divisor)).astype(jnp.float32)
 
-    out, lse = lax.map(one, (queries, table, jnp.asarray(lengths, jnp.int32)))
+    out, lse = lax.map(one, (queries, table, jnp.asarray(lengths, jnp.int32).clip(0)))
     return out.reshape(batch, heads, 1, -1).astype(q.dtype), lse.reshape(batch, heads, 1, 1)
 
 

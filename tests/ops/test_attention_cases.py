@@ -209,6 +209,8 @@ def test_merging():
         ((some, nothing), (1.5, 0, 4)),
         ((nothing, nothing), (0, -FLT_MAX, FLT_MAX)),
         ((ring_attention_update(*nothing, *nothing), some), (1.5, 0, 4)),
+        ((part(0.0, 0.0, 0.0), part(-200.0, 4.0, 1.5)), (1.5, -200, 4)),
+        ((part(-200.0, 4.0, 1.5), part(0.0, FLT_MAX, np.nan)), (1.5, -200, 4)),
     ]
     for (a, b), expected in cases:
         found = [float(x.ravel()[0]) for x in ring_attention_update(*a, *b)]

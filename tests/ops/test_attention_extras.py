@@ -187,3 +187,56 @@ def test_two_phase_call_of_a_packed_batch_on_a_card():
         card, got = aj.download(card, tensor.pointer, tensor.shape, tensor.dtype)
         np.testing.assert_allclose(got, want, atol=1e-6)
     aj.raise_if_error(card)
+
+
+def test_rows_of_no_sequence_leave_the_sink_gradient_alone():
+    x, sink = jnp.ones((6, N, D)), jnp.full(N, 100.0)
+    options = {"head_num": N, "input_layout": "TND", "actual_seq_qlen": [4], "actual_seq_kvlen": [4], "sink": sink}
+    done = flash_attention_score(x, x, x, **options)
+    saved = {"softmax_max": done.softmax_max, "softmax_sum": done.softmax_sum, "attention_in": done.attention_out}
+    assert np.isfinite(flash_attention_score_grad(x, x, x, x, **saved, **options).dsink).all()
+
+
+def test_no_rows_and_no_sequences_give_empty_results():
+    x = jnp.zeros((0, N, 6, D))
+    assert npu_fusion_attention(x, x, x, N, "BNSD")[0].shape == x.shape
+    for rows in (0, 3):
+        x = jnp.ones((rows, N, D))
+        ends = {"actual_seq_qlen": [], "actual_seq_kvlen": []}
+        out = npu_fusion_attention(x, x, x, N, "TND", **ends)[0]
+        assert out.shape == x.shape and not out.any()
+
+
+def test_a_sink_without_keys_is_the_whole_sum():
+    q, k, sink = jnp.ones((1, 2, N, D)), jnp.ones((1, 0, N, D)), jnp.array([3.0, -1.0])
+    out, lse = aj.flash_attention(q, k, k, sink=sink, return_lse=True)
+    assert not out.any()
+    np.testing.assert_allclose(lse, np.broadcast_to(sink, (1, 2, N)))
+    grad = jax.grad(lambda s: aj.flash_attention(q, k, k, sink=s, return_lse=True)[1].sum())(sink)
+    np.testing.assert_allclose(grad, [2, 2])
+
+
+def test_narrow_products_err_at_most_twice_as_much_as_naive_ones():
+    """Products of 16-bit operands against float64; the measure is the textbook formula in bfloat16."""
+    q, k, v, w = (np.asarray(x.astype(jnp.bfloat16)) for x in draw(*[(1, N, 64, 16)] * 4))
+    scoring = Scoring(jnp.zeros((1, 64), jnp.int32), jnp.full((1, 64), 64, jnp.int32))
+    options = Options(tile=(32, 32), is_narrow=True)
+
+    def ours(q, k, v):
+        return attend(q, k, v, scoring, options, scale=0.25)[0]
+
+    def naive(q, k, v):
+        return jax.nn.softmax(q @ k.swapaxes(2, 3) * q.dtype.type(0.25)) @ v
+
+    def results(function):
+        out, pull = jax.vjp(function, *map(jnp.asarray, (q, k, v)))
+        return [np.asarray(x, np.float64) for x in (out, *pull(jnp.asarray(w)))]
+
+    a, b, c, d = (np.asarray(x, np.float64) for x in (q, k, v, w))
+    p = np.exp(a @ b.swapaxes(2, 3) * 0.25)
+    p /= p.sum(axis=3, keepdims=True)
+    d_p = d @ c.swapaxes(2, 3)
+    d_s = p * (d_p - (d_p * p).sum(axis=3, keepdims=True)) * 0.25
+    exact = (p @ c, d_s @ b, d_s.swapaxes(2, 3) @ a, p.swapaxes(2, 3) @ d)
+    for found, textbook, truth in zip(results(ours), results(naive), exact, strict=True):
+        assert 0 < np.sqrt(np.square(found - truth).mean()) <= 2 * np.sqrt(np.square(textbook - truth).mean())

@@ -78,6 +78,20 @@ def test_a_traced_table_never_reads_another_page():
     assert np.isnan(run(jnp.array([[2, 3]]), jnp.array([20]))).all()
 
 
+def test_a_traced_table_never_reads_past_the_smaller_pool():
+    q, k, v = (jnp.asarray(x) for x in draw((1, 1, N * D), (3, 16, K * D), (2, 16, K * D)))
+    run = jax.jit(
+        lambda table, lengths: (
+            fused_infer_attention_score(
+                q, k, v, block_table=table, block_size=16, actual_seq_lengths_kv=lengths, **HEADS
+            ).attention_out
+        )
+    )
+    assert np.isnan(run(jnp.array([[2, 0]]), jnp.array([20]))).all()
+    assert np.isfinite(run(jnp.array([[1, 2]]), jnp.array([16]))).all()
+    assert not run(jnp.array([[1, 2]]), jnp.array([-3])).any()  # no key
+
+
 @pytest.mark.parametrize("mode", [0, 2, 3, 4])
 def test_prompt_with_lengths(mode):
     q, k, v = draw((2, N, 24, D), (2, K, 40, D), (2, K, 40, 8), seed=mode)

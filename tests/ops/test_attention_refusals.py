@@ -1,5 +1,6 @@
 """What the operators refuse: the code, the parameter's name, the value. Before anything runs."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -84,6 +85,7 @@ def test_flash_attention_score(changes, code, words):
         ({"actual_seq_qlen": None}, 161002, "TND needs both"),
         ({"actual_seq_qlen": [4, 3, 10]}, 561002, "may not fall"),
         ({"actual_seq_qlen": [4, 11]}, 561002, "T = 10"),
+        ({"actual_seq_qlen": [4.5, 10]}, 561002, "must be integers"),
         ({"actual_seq_qlen": [10]}, 161002, "actual_seq_kvlen"),
         ({"atten_mask": FULL, "sparse_mode": 5, "prefix": [1, 1]}, 161002, "sparse_mode = 5"),
         ({"atten_mask": FULL[:3], "sparse_mode": 1}, 161002, "atten_mask.shape"),
@@ -167,7 +169,14 @@ def test_merging():
         ({"causal": "bottom"}, ValueError, "lower_right"),
         ({"window": (1, -2)}, ValueError, "at least 0"),
         ({"window": (1, 2, 3)}, ValueError, "pair"),
-        ({"mask": Z((6, 6), bool)}, ValueError, "mask has shape [6, 6]"),
+        ({"mask": Z((5, 6), bool)}, ValueError, "mask has shape [1, 1, 5, 6]"),
+        ({"mask": [[True] * 6] * 6}, TypeError, "mask is a list"),
+        ({"window": True}, TypeError, "window = True"),
+        ({"window": np.array([1.5, 2])}, TypeError, "must be an integer"),
+        ({"tile": (4, 4, 4)}, ValueError, "pair"),
+        ({"tile": 4.0}, TypeError, "tile = 4.0"),
+        ({"softcap": np.inf}, ValueError, "finite"),
+        ({"q": Z((1, 6, 4, 0), "f"), "k": Z((1, 6, 2, 0), "f")}, ValueError, "head dimension 0"),
         ({"mask": Z((1, 1, 6, 6), np.uint8)}, TypeError, "must be bool"),
         ({"bias": Z((1, 3, 6, 6), np.float32)}, ValueError, "bias has shape"),
         ({"q_lengths": [1, 2]}, ValueError, "q_lengths"),
@@ -190,6 +199,54 @@ def test_the_jax_surface(changes, error, words):
     with pytest.raises(error) as refusal:
         flash_attention(good.pop("q"), good.pop("k"), good.pop("v"), **good)
     assert words in str(refusal.value)
+
+
+def test_static_options_may_not_be_traced():
+    q = Z((1, 6, 4, 8), np.float32)
+    for name in ("softcap", "window", "tile"):
+        with pytest.raises(TypeError, match=f"{name} is traced"):
+            jax.jit(lambda x, name=name: flash_attention(q, q, q, **{name: x}))(4)
+
+
+def test_explain_takes_what_the_call_takes():
+    q = Z((1, 6, 2, 8), np.float32)
+    told = explain(q, q, q, mask=np.tri(6, dtype=bool), window=np.int64(2), tile=np.int64(3))
+    assert "from i - 2 to i + 2" in told.mask and told.tile == (3, 3) and not told.warnings
+    assert "from the first column to i + 1" in explain(q, q, q, window=(None, 1)).mask
+
+
+def test_an_unknown_keyword_names_the_public_call():
+    x = Z((1, 6, 16), np.float32)
+    with pytest.raises(TypeError, match=r"fused_infer_attention_score\(\) got .* 'key_scale'"):
+        fused_infer_attention_score(x, x, x, key_scale=1)
+
+
+def test_packed_keys_with_heads_first():
+    x, ends = Z((4, 10, 64), np.float32), {"actual_seq_lengths": [10], "actual_seq_lengths_kv": [10]}
+    options = {"input_layout": "NTD_TND", "num_heads": 4, "num_key_value_heads": 2, **ends}
+    refuse(lambda: fused_infer_attention_score(x, x, x, **options), 161002, "2 heads in axis 0")
+    refuse(lambda: fused_infer_attention_score(x, x[:2], x, **options), 161002, "value.shape")
+
+
+DECODE = {"block_size": 16, "block_table": np.array([[0]]), "actual_seq_lengths_kv": [5]}
+WIDE, NARROW = Z((1, 16, 32), np.float32), Z((1, 16, 16), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        ({"key": WIDE, "value": WIDE}, 161002, "8, 16, 16"),
+        ({"key": Z((1, 2, 16, 16), np.float32), "value": WIDE}, 161002, "8, 16, 16"),
+        ({"value": Z((1, 2, 16, 513), np.float32)}, 161002, "8, 8, 513"),
+        ({"block_table": np.array([[1]]), "key": Z((2, 16, 16), np.float32)}, 561002, "block_table[0, 0] = 1"),
+        ({"actual_seq_lengths_kv": [-1]}, 561002, "below 0"),
+        ({"actual_seq_lengths_kv": [1.5]}, 561002, "must be integers"),
+        ({"block_table": np.array([[0.5]])}, 161002, "block_table.dtype"),
+    ],
+)
+def test_decoding_from_pages(changes, code, words):
+    good = {"query": Z((1, 1, 32), np.float32), "key": NARROW, "value": NARROW, **DECODE, **changes}
+    refuse(lambda: fused_infer_attention_score(num_heads=4, num_key_value_heads=2, **good), code, words)
 
 
 def test_explain_warns_of_inverted_masks(capsys):

@@ -237,3 +237,14 @@ def test_float64_stays_float64():
         expected = twin.attend_batch(*(heads_first(x) for x in wide), COL <= ROW, scale=D**-0.5)
         assert out.dtype == lse.dtype == np.float64
         np.testing.assert_allclose(heads_first(out), expected[0], atol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(T, S), (N, T, S), (1, S)])
+def test_bias_and_mask_may_leave_out_axes(shape):
+    rng = np.random.default_rng(3)
+    bias, mask = rng.normal(size=shape).astype(np.float32), rng.random(shape) < 0.7
+    full = (1,) * (4 - len(shape)) + shape
+    whole = {"bias": bias.reshape(full), "mask": mask.reshape(full)}
+    expected = aj.flash_attention(Q, KEYS, V, **whole)
+    np.testing.assert_array_equal(aj.flash_attention(Q, KEYS, V, bias=bias, mask=mask), expected)
+    np.testing.assert_allclose(plain_attention(Q, KEYS, V, bias=bias, mask=mask), expected, atol=2e-6)

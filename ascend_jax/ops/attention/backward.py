@@ -96,7 +96,9 @@ def backward(
             kind = q_rows.dtype if options.is_narrow else d_out.dtype
             padded = tuple(pad_rows(_finite(x.astype(kind)), options.tile[0]) for x in (q_rows, d_out))
             carry, d_q = _q_tiles(at, carry, padded, rows, keys)
-            d_sink = None if sink is None else (jnp.exp(sink[at.head] - row_max) * shift).sum()
+            d_sink = None
+            if sink is not None:  # of a row without a sum the maximum says nothing
+                d_sink = jnp.where(row_sum == 0, 0, jnp.exp(sink[at.head] - row_max) * shift).sum()
             return carry, (d_q[:q_len], d_sink)
 
         zeros = tuple(jnp.zeros(x.shape, row_dtype(q)) for x in columns)

@@ -7,7 +7,9 @@ import jax
 import numpy as np
 
 from ascend_jax.ops.attention.flash import prepare
+from ascend_jax.ops.attention.rules import window_tokens
 from ascend_jax.ops.attention.scoring import Scoring, tile_runs
+from ascend_jax.ops.attention.visibility import ALL_TOKENS
 
 __all__ = ["Explanation", "explain"]
 
@@ -86,8 +88,10 @@ def _meaning(options: dict[str, Any]) -> str:
     shift = " + S - T" if causal == "lower_right" else ""
     parts = [f"row i sees j <= i{shift}" if causal else "row i sees every column"]
     if window is not None:
-        left, right = (window, window) if isinstance(window, int) else window
-        parts.append(f"from i{shift} - {left} to i{shift} + {0 if causal else right}")
+        _, left, right = window_tokens(causal, window)
+        first = "the first column" if left == ALL_TOKENS else f"i{shift} - {left}"
+        last = "the last column" if right == ALL_TOKENS else f"i{shift} + {right}"
+        parts.append(f"from {first} to {last}")
     for name, text in (
         ("segment_ids", "in its own segment"),
         ("q_lengths", "if i is below its row's q_lengths"),
@@ -102,9 +106,8 @@ def _meaning(options: dict[str, Any]) -> str:
 def _warnings(scoring: Scoring, options: dict[str, Any]) -> list[str]:
     """Look for masks that say the opposite of what was probably meant."""
     found = []
-    mask = options.get("mask")
-    if mask is not None:
-        found += _mask_warnings(np.asarray(mask))
+    if scoring.mask is not None:
+        found += _mask_warnings(np.asarray(scoring.mask))
     hidden = int((np.asarray(scoring.low) >= np.asarray(scoring.high)).sum())
     if hidden and options.get("q_lengths") is None:
         found.append(f"{hidden} rows see nothing before the mask counts; their output is 0")

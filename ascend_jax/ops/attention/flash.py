@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from ascend_jax.ops.attention.dropout import Dropout
 from ascend_jax.ops.attention.kernel import attend, check_operands
-from ascend_jax.ops.attention.rules import Window, _four_axes, make_options, make_scoring
+from ascend_jax.ops.attention.rules import Window, _four_axes, make_options, make_scoring, pad_rank
 from ascend_jax.ops.attention.scoring import Options, Scoring
 from ascend_jax.ops.attention.unfused import unfused
 
@@ -45,7 +45,8 @@ def flash_attention(
         q: Queries ``[B, T, N, D]``, or ``[T, N, D]``; float16, bfloat16, float32 or float64.
         k: Keys ``[B, S, K, D]``; K divides N, and query head n uses key head ``n // (N / K)``.
         v: Values ``[B, S, K, Dv]``.
-        bias: Added to the scaled scores, ``[B, N, T, S]`` or 1 in any place. Its gradient has its shape.
+        bias: Added to the scaled scores, ``[B, N, T, S]`` or 1 in any place; axes may be left out in
+            front. Its gradient has its shape.
         mask: bool, **True where a pair takes part** (CANN's masks say the opposite), broadcast like ``bias``.
         causal: True or "upper_left": row i sees ``j <= i``. "lower_right": ``j <= i + S - T``, with the lengths of each
             batch row if given.
@@ -75,6 +76,7 @@ def flash_attention(
     >>> flash_attention(q, q[:, :, :1], v, causal=True)[0, :, 0, 0].tolist()
     [0.0, 0.5, 1.0]
     """
+    bias = pad_rank("bias", bias)
     operands, scoring, options, scale = prepare(
         q, k, v, bias=bias, mask=mask, causal=causal, window=window, scale=scale, segment_ids=segment_ids,
         q_lengths=q_lengths, kv_lengths=kv_lengths, dropout=dropout, sink=sink, softcap=softcap, tile=tile,
@@ -95,7 +97,7 @@ def plain_attention(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) ->
     0.0
     """
     return_lse = options.pop("return_lse", False)
-    bias, sink = options.get("bias"), options.get("sink")
+    bias, sink = pad_rank("bias", options.get("bias")), options.get("sink")
     operands, scoring, static, scale = prepare(q, k, v, **options)
     return _results(*unfused(*operands, scale, bias, sink, scoring, static), is_flat=q.ndim == 3, return_lse=return_lse)
 
@@ -128,6 +130,8 @@ def prepare(
     q, k, v = (jnp.swapaxes(x if x.ndim == 4 else x[None], 1, 2) for x in (q, k, v))
     check_operands(q, k, v)
     batch, heads, q_len, dim = q.shape
+    if dim < 1:
+        raise ValueError(f"q has head dimension {dim}: must be at least 1")
     shapes = (batch, heads, q_len, k.shape[2])
     if bias is not None:
         _four_axes("bias", bias, shapes)

@@ -75,7 +75,11 @@ def attend(
     rows = q.shape[:3]
     if not all(rows) or k.shape[2] == 0:
         low = jnp.full(rows, jnp.finfo(row_dtype(q)).min, row_dtype(q))
-        return jnp.zeros((*rows, v.shape[3]), q.dtype), low, jnp.zeros_like(low)
+        out = jnp.zeros((*rows, v.shape[3]), q.dtype)
+        if sink is None:
+            return out, low, jnp.zeros_like(low)
+        alone = jnp.broadcast_to(sink.astype(low.dtype)[None, :, None], rows)
+        return out, jax.lax.stop_gradient(alone), jnp.exp(alone - jax.lax.stop_gradient(alone))
     bias, scoring = fit_planes(bias, scoring, options)
     return _compiled(q, k, v, jnp.asarray(scale, row_dtype(q)), bias, sink, scoring, options)
 

@@ -4,6 +4,7 @@ All of it ends in one interval of columns per row (:func:`~ascend_jax.ops.attent
 what no interval can say: scattered segments and a mask array.
 """
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from ascend_jax.ops.attention.host_tile import host_tiles, multiplies_narrow
 from ascend_jax.ops.attention.scoring import Options, Scoring
 from ascend_jax.ops.attention.visibility import ALL_TOKENS, SparseMode, column_bounds
 
-__all__ = ["make_options", "make_scoring", "window_tokens"]
+__all__ = ["make_options", "make_scoring", "pad_rank", "window_tokens"]
 
 Window = int | tuple[int | None, int | None] | None
 
@@ -29,10 +30,8 @@ def window_tokens(causal: bool | str, window: Window) -> tuple[SparseMode, int, 
     """
     if causal not in (True, False, "upper_left", "lower_right"):
         raise ValueError(f"causal = {causal!r}: must be True, False, 'upper_left' (same as True) or 'lower_right'")
-    pair = (window, window) if window is None or not isinstance(window, Sequence) else tuple(window)
-    if len(pair) != 2:
-        raise ValueError(f"window = {window!r}: must be a number, or the pair (left, right)")
-    left, right = (ALL_TOKENS if side is None else operator.index(side) for side in pair)
+    pair = _pair("window", window, "(left, right)")
+    left, right = (ALL_TOKENS if side is None else _integer("window", side) for side in pair)
     if left < 0 or right < 0:
         raise ValueError(f"window = {window!r}: both sides must be at least 0; None means no limit")
     mode = SparseMode.BAND if causal == "lower_right" else SparseMode.NO_MASK
@@ -107,15 +106,36 @@ def make_options(
     if tile is None:
         sizes = host_tiles(q_len, kv_len, dim)
     else:
-        sizes = (tile, tile) if isinstance(tile, int) else (operator.index(tile[0]), operator.index(tile[1]))
+        pair = _pair("tile", tile, "(query rows, key columns)")
+        sizes = (_integer("tile", pair[0]), _integer("tile", pair[1]))
     if min(sizes) < 1:
         raise ValueError(f"tile = {tile}: needs at least 1 row and 1 column")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"softcap = {softcap}: must be positive; None means no cap")
+    if isinstance(softcap, jax.core.Tracer):
+        raise TypeError("softcap is traced: must be a number known before tracing, as by static_argnames of jax.jit")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise ValueError(f"softcap = {softcap}: must be positive and finite; None means no cap")
     cap = None if softcap is None else float(softcap)
     if precision is None:
         return Options(sizes, softcap=cap, is_narrow=multiplies_narrow(dtype))
     return Options(sizes, softcap=cap, precision=precision)
+
+
+def _pair(name: str, given: Any, meaning: str) -> tuple[Any, Any]:
+    pair = tuple(given) if isinstance(given, Sequence) or getattr(given, "ndim", 0) == 1 else (given, given)
+    if len(pair) != 2:
+        raise ValueError(f"{name} = {given!r}: must be a number, or the pair {meaning}")
+    return pair[0], pair[1]
+
+
+def _integer(name: str, given: Any) -> int:
+    if isinstance(given, jax.core.Tracer):
+        raise TypeError(f"{name} is traced: must be known before tracing, as by static_argnames of jax.jit")
+    try:
+        if isinstance(given, bool):
+            raise TypeError
+        return operator.index(given)
+    except TypeError:
+        raise TypeError(f"{name} = {given!r}: must be an integer, or a pair of them") from None
 
 
 def _lengths(name: str, given: Any, batch: int, longest: int) -> Any:
@@ -143,7 +163,21 @@ def _segments(given: Any, batch: int, q_len: int, kv_len: int) -> tuple[jax.Arra
     return result[0], result[1]
 
 
+def pad_rank(name: str, given: Any) -> Any:
+    """Returns a bias or mask of rank 4, with axes of 1 in front as NumPy broadcasts it; None stays None.
+
+    >>> pad_rank("mask", jnp.ones((2, 3))).shape
+    (1, 1, 2, 3)
+    """
+    if given is None:
+        return None
+    if not hasattr(given, "ndim"):
+        raise TypeError(f"{name} is a {type(given).__name__}: must be an array, broadcast to [B, N, T, S]")
+    return given.reshape((1,) * (4 - given.ndim) + given.shape) if given.ndim < 4 else given
+
+
 def _four_axes(name: str, given: Any, shapes: tuple[int, int, int, int]) -> Any:
+    given = pad_rank(name, given)
     if given.ndim != 4 or any(n not in (1, full) for n, full in zip(given.shape, shapes, strict=True)):
         raise ValueError(
             f"{name} has shape {list(given.shape)}: must be [B, N, T, S] = {list(shapes)}, or 1 in any place"
