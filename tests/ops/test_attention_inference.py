@@ -220,5 +220,5 @@ def test_packed_queries(is_paged):
     for at, to in ((slice(0, 2), slice(0, 5)), (slice(2, 9), slice(5, 15))):
         parts = [x.swapaxes(0, 1)[None] for x in (q[at], k[to], v[to])]
         expected = expect(*parts, twin.allow(3, parts[0].shape[2], parts[1].shape[2]))
-        np.testing.assert_allclose(done.attention_out[at].swapaxes(0, 1), expected[0][0], atol=1e-6)
+        np.testing.assert_allclose(done.attention_out[at].swapaxes(0, 1), expected[0][0], atol=2e-6)
         np.testing.assert_allclose(done.softmax_lse[at, :, 0].T, expected[3][0], atol=1e-6)

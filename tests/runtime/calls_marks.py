@@ -165,7 +165,9 @@ class MarkCalls(StreamCalls):
         code = code or self._wrong_seconds(timeout_s)
         if not code:
             look = {"cell": self._cell_of(notify), "condition": "GE", "value": 1, "effect": "SET"}
-            code, _ = self.enqueue("notify wait", stream.slot, handle=handle, timeout=min(timeout_s, MOST_S) * 10**9, **look)
+            code, _ = self.enqueue(
+                "notify wait", stream.slot, handle=handle, timeout=min(timeout_s, MOST_S) * 10**9, **look
+            )
         self.answer(code)
 
     def reset_notifies(self, handles: Sequence[int]) -> None:
