@@ -52,7 +52,11 @@ def infer(
             raise _refuse(f"{name}.shape", list(given.shape), "every dimension must be at least 1")
     arrays = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in inputs]
     compute = functools.partial(value, scale_value=1.0, sparse_mode=sparse_mode, optional=optional, **attributes)
-    results = jax.eval_shape(compute, *arrays)
+    try:
+        results = jax.eval_shape(compute, *arrays)
+    except ParameterError as refusal:
+        refusal.__notes__ = []  # what JAX says about its own frames
+        raise
     names = ("attention_out", "softmax_max", "softmax_sum")
     return {name: Argument(each.shape, np.dtype(each.dtype)) for name, each in zip(names, results, strict=True)}
 
