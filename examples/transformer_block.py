@@ -12,7 +12,7 @@ import ascend_jax as aj
 from ascend_jax import hccl, ops
 from ascend_jax.hccl import Call, Collective, Work
 from ascend_jax.ops.tiling import MatmulShape
-from ascend_jax.ops.timing.matmul import choose_tile, library_ns
+from ascend_jax.ops.timing.matmul import choose_tile, vendor_fixed_ns
 
 BATCH, SEQ, HEADS, DIM = 4, 16, 4, 8
 WIDTH = HEADS * DIM
@@ -65,7 +65,7 @@ def step_ns(chip: aj.ChipSpec, tensor: int, data: int, *, batch: int, seq: int, 
     across = comm.split([card % tensor for card in range(cards)], name="data")
 
     def matmul(name: str, n: int, k: int, times: int) -> Work:
-        cost, _ = choose_tile(chip, MatmulShape(rows, n, k, 2), fixed_ns=library_ns(chip))
+        cost, _ = choose_tile(chip, MatmulShape(rows, n, k, 2), fixed_ns=vendor_fixed_ns(chip))
         return Work(name, times * int(cost.duration_ns))
 
     shape = ops.AttentionShape(

@@ -60,7 +60,7 @@ def shape_of(left: Argument, right: Argument) -> MatmulShape:
 def plan(chip: ChipSpec, inputs: Sequence[Argument], outputs: Sequence[Argument], core_limit: jax.Array) -> Plan:
     """Choose the fastest tile that fits the chip and predict the launch of the library kernel; no workspace."""
     shape = shape_of(*inputs)
-    best, tile = timing.choose_tile(chip, shape, cores=core_limit, fixed_ns=timing.library_ns(chip))
+    best, tile = timing.choose_tile(chip, shape, cores=core_limit, fixed_ns=timing.vendor_fixed_ns(chip))
     cores = jnp.minimum(jnp.minimum(chip["cube_cores"], core_limit), best.blocks).astype(jnp.int32)
     units = np.array([LIMITS.index(_UNIT.get(name, "memory")) for name in timing.LIMITS], np.int32)
     cost = Cost(

@@ -256,7 +256,7 @@ def _evaluate(operator: str, full: Any) -> Callable[[ChipSpec], Any]:
     return lambda spec: _attention_costs(spec, full, operator)
 
 
-_matmul_costs = jax.jit(lambda spec, full: matmul.tile_costs(spec, full, fixed_ns=matmul.library_ns(spec)))
+_matmul_costs = jax.jit(lambda spec, full: matmul.tile_costs(spec, full, fixed_ns=matmul.vendor_fixed_ns(spec)))
 _vector_costs = jax.jit(vector.tile_costs)
 
 

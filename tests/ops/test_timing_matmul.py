@@ -12,14 +12,14 @@ from ascend_jax.ops.timing.matmul import (
     MatmulShape,
     Tile,
     choose_tile,
-    library_ns,
     matmul_cost,
     place_tile,
+    vendor_fixed_ns,
 )
 
 B1, B2 = chip("Ascend910B1"), chip("Ascend910B2")
 price = jax.jit(matmul_cost, static_argnames=("buffers", "constant_tiling"))
-choose = jax.jit(lambda spec, shape: choose_tile(spec, shape, fixed_ns=library_ns(spec)))
+choose = jax.jit(lambda spec, shape: choose_tile(spec, shape, fixed_ns=vendor_fixed_ns(spec)))
 
 
 def misses(ratio):

@@ -139,7 +139,7 @@ def matmul_cost(
         cores: Most cube cores to use, all if None.
         buffers: 1: load, feed and multiply take turns; 2: they overlap.
         constant_tiling: False adds `tiling_cycles` to each base step.
-        fixed_ns: Replaces `kernel_head_ns`, as `library_ns` for a library call.
+        fixed_ns: Replaces `kernel_head_ns`, as `vendor_fixed_ns` for a library call.
 
     Example:
         >>> from ascend_jax.chip import chip
@@ -182,7 +182,7 @@ def matmul_cost(
         )
 
 
-def library_ns(spec: ChipSpec) -> Any:
+def vendor_fixed_ns(spec: ChipSpec) -> Any:
     """Launch time of a library matmul: its head and what it does before the first tile, float32 ns."""
     return spec["kernel_head_ns"] + spec["matmul_fixed_ns"]
 

@@ -16,7 +16,7 @@ from ascend_jax.ops.timing.targets import Target
 
 @functools.partial(jax.jit, static_argnames="library")
 def _matmul(spec: ChipSpec, shape: MatmulShape, cores: int, library: bool) -> matmul.MatmulCost:
-    return matmul.choose_tile(spec, shape, cores=cores, fixed_ns=matmul.library_ns(spec) if library else None)[0]
+    return matmul.choose_tile(spec, shape, cores=cores, fixed_ns=matmul.vendor_fixed_ns(spec) if library else None)[0]
 
 
 _matmul_tile = jax.jit(matmul.matmul_cost, static_argnames=("buffers", "constant_tiling"))
