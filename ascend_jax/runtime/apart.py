@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ascend_jax.runtime.rows import part
+
 T = TypeVar("T")
 
 
@@ -55,4 +57,5 @@ def sum_of_pairs(term: Callable[..., jax.Array], *rows: jax.Array) -> jax.Array:
     slots = rows[0].shape[0]
     if slots > UNROLLED:
         return jax.vmap(term)(*rows).sum(0)
-    return sum(term(*(row[j] for row in rows)) for j in range(slots))  # type: ignore[return-value]
+    term = jax.jit(term, inline=True)  # traced once and not per stream
+    return sum(term(*(part(row, j) for row in rows)) for j in range(slots))

@@ -28,7 +28,7 @@ def look(tables: Tables, carry: Carry) -> Look:
     head, now, slots = carry.head, carry.now, len(carry.head.row)
     present, is_task = is_present(carry), head.is_task
     comes = present & (head.key == UNREADY) & ~is_before(now, head.ready)
-    key = jnp.where(comes, (bit(head.words[Work.BITS], Bits.PRIORITY, 3) << 27) + carry.instants, head.key)
+    key = jnp.where(comes, (bit(head.word(Work.BITS), Bits.PRIORITY, 3) << 27) + carry.instants, head.key)
     waiting, first, second = groups_of(head.counts)
     may = present & ~is_task & (key != UNREADY) & (head.counts == 0)
     is_late = present & ~is_before(now, head.deadline)
@@ -52,7 +52,7 @@ def _is_packed(head: Head) -> bool:
 
 def _packed(head: Head, blocks: jax.Array) -> tuple[jax.Array, ...]:
     """Return the units of so many blocks; more than the chip has of a resource count as ALL, or 1 copy engine."""
-    units = jnp.minimum(blocks, ALL) * head.words[Work.CORES], jnp.minimum(blocks, 1) * head.words[Work.ENGINE]
+    units = jnp.minimum(blocks, ALL) * head.word(Work.CORES), jnp.minimum(blocks, 1) * head.word(Work.ENGINE)
     return units if _is_packed(head) else _unpacked(units)
 
 
@@ -70,7 +70,7 @@ def _free_for(capacity: jax.Array, head: Head, taken: tuple[jax.Array, ...]) -> 
         cube, vector, *counts = taken
         h2d, d2h, d2d = (jnp.minimum(count, 1) for count in counts)
         engines = h2d | (d2h << 8) | (d2d << 16)
-    needs, engine = head.words[Work.CORES], head.words[Work.ENGINE]
+    needs, engine = head.word(Work.CORES), head.word(Work.ENGINE)
     fits = jnp.where((engines & (engine * 255)) != 0, 0, jnp.where(engine != 0, 1, ALL))
     for is_needed, left in (
         ((needs & 0xFFFF) > 0, capacity[Resource.CUBE] - cube),
@@ -96,7 +96,7 @@ def grant(capacity: jax.Array, head: Head, look: Look, held: tuple, is_idle: jax
     waiting, first, second = groups_of(head.counts)
     some = jnp.minimum(fits, waiting)
     all_or_none = jnp.where(some >= waiting, waiting, 0)
-    granted = jnp.where(bit(head.words[Work.BITS], Bits.MODE) == 1, all_or_none, some)
+    granted = jnp.where(bit(head.word(Work.BITS), Bits.MODE) == 1, all_or_none, some)
     has_room = (first == 0) | (second == 0)
     return jnp.where((look.key != UNREADY) & has_room & is_idle, granted, 0)  # a mark has no blocks waiting
 
@@ -106,10 +106,10 @@ def begin(carry: Carry, look: Look, granted: jax.Array) -> tuple[dict[str, jax.A
     head, now = carry.head, carry.now
     begins, is_first = granted > 0, (granted > 0) & ~head.has_begun
     _, first, second = groups_of(head.counts)
-    work = head.words[Work.FIRST] + jnp.where(is_first, head.words[Work.SECOND], 0)
+    work = head.word(Work.FIRST) + jnp.where(is_first, head.word(Work.SECOND), 0)
     carries_over = work > WORK_CHUNK
     work -= carries_over * WORK_CHUNK
-    chunks = head.words[Work.THIRD] + carries_over
+    chunks = head.word(Work.THIRD) + carries_over
     in_first, in_second = begins & (first == 0), begins & (first != 0)
     both = jnp.where(in_second, (head.chunks & 0xFFFF) | (chunks << 16), head.chunks)
     changed = {

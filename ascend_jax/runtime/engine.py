@@ -5,6 +5,7 @@ over anything that runs the engine becomes more lanes of one loop.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,10 +21,12 @@ from ascend_jax.runtime.lanes import Carry, Tables, goes_on
 from ascend_jax.runtime.layout import UNREADY, Field, Resource, Time
 from ascend_jax.runtime.loop import varying_together
 from ascend_jax.runtime.rendezvous import Coupling
-from ascend_jax.runtime.rows import get_lane_rows, get_rows
+from ascend_jax.runtime.rows import get_lane_rows, get_rows, part
 from ascend_jax.runtime.step import step
 
 LANES = 512  # lanes of one loop: more do not fit the caches
+VECTOR = 32  # lanes of a vector loop of XLA on the CPU; what is left over is computed one by one
+FEW = 16  # so many lanes are faster one by one
 
 
 @functools.cache
@@ -77,8 +80,10 @@ def run_stacked(
     own = [tables, carry, is_fresh]
     own = _each(lambda leaf, axis, batched: _join(leaf, axis, axis_size, batched), own, list(in_batched[1:]))
     unit = 1 if coupling is None else coupling.cards  # lanes that stay together
-    most = max(LANES // unit, 1)
-    blocks = next(n for n in range(-(-lanes // unit // most), lanes // unit + 1) if lanes // unit % n == 0)
+    blocks, more = _blocks_of(lanes, unit)
+    if more:
+        orders = Orders(*(leaf if leaf.shape[0] == 1 else _repeat(leaf, 0, unit, more) for leaf in orders))
+        own = _each(lambda leaf, axis: _repeat(leaf, axis, unit, more), own)
     if blocks == 1:
         done = runner(coupling)(orders, *own)
     else:
@@ -90,7 +95,31 @@ def run_stacked(
 
         done = lax.map(block, (parts, _each(lambda leaf, axis: _split(leaf, axis, blocks), own)))
         done = _each(_rejoin, done)
+    if more:
+        done = _each(lambda leaf, axis: lax.slice_in_dim(leaf, 0, lanes, axis=axis) if leaf.ndim else leaf, done)
     return _each(lambda leaf, axis: _split(leaf, axis, axis_size), done)
+
+
+def _blocks_of(lanes: int, unit: int) -> tuple[int, int]:
+    """Return (how many loops run so many lanes one after the other, lanes to add so that each is whole vectors).
+
+    >>> _blocks_of(1024, 1), _blocks_of(1021, 1), _blocks_of(17, 1), _blocks_of(8, 1), _blocks_of(24, 8)
+    ((2, 0), (2, 3), (1, 15), (1, 0), (1, 8))
+    """
+    units = lanes // unit
+    blocks = -(-units // max(LANES // unit, 1))
+    step = VECTOR // math.gcd(VECTOR, unit) if lanes > FEW and unit <= VECTOR else 1
+    each = -(-units // (blocks * step)) * step
+    return blocks, blocks * each * unit - lanes
+
+
+def _repeat(leaf: jax.Array, axis: int, unit: int, more: int) -> jax.Array:
+    """Return ``leaf`` with ``more`` lanes, which do what the last unit of lanes does."""
+    if not leaf.ndim:
+        return leaf
+    axis %= leaf.ndim
+    last = lax.slice_in_dim(leaf, leaf.shape[axis] - unit, leaf.shape[axis], axis=axis)
+    return lax.concatenate([leaf, *[last] * (more // unit)], axis)
 
 
 def _spread(size: int, inner: int, leaf: jax.Array, is_batched: bool) -> jax.Array:
@@ -158,11 +187,11 @@ def _begin(orders: Orders, tables: Tables, carry: Carry, is_fresh: jax.Array) ->
     head = carry.head
     words, counts = fetch(orders, carry.times, carry.cells, head.row, carry.now)
     seen = get_lane_rows(carry.times, head.row)
-    for word, column in ((Work.READY_HI, Time.READY_HI), (Work.READY_LO, Time.READY_LO)):
-        words = words.at[word].set(jnp.where(is_fresh, words[word], seen[..., column]))
-    is_task = bit(words[Work.BITS], Bits.TASK) == 1
+    columns = (Work.READY_HI, Time.READY_HI), (Work.READY_LO, Time.READY_LO)
+    ready = [jnp.where(is_fresh, part(words, word), seen[..., column]) for word, column in columns]
+    is_task = bit(part(words, Work.BITS), Bits.TASK) == 1
     head = head._replace(
-        words=words,
+        words=jnp.concatenate([words[: Work.READY_HI], jnp.stack(ready), words[Work.FIRST :]]),
         key=jnp.where(is_fresh, UNREADY, head.key),
         counts=jnp.where(is_fresh | ~is_task, counts, head.counts),
     )

@@ -1,6 +1,8 @@
 """The command at the head of each stream, as the engine sees it: few packed words, refreshed when a command retires."""
 
 import enum
+import functools
+import operator
 from typing import NamedTuple
 
 import jax
@@ -21,7 +23,7 @@ from ascend_jax.runtime.layout import (
     Resource,
     Time,
 )
-from ascend_jax.runtime.rows import get_lane_entries, get_lane_rows
+from ascend_jax.runtime.rows import get_lane_entries, get_lane_rows, part
 
 
 class Work(enum.IntEnum):
@@ -30,16 +32,17 @@ class Work(enum.IntEnum):
     BITS = 0
     CORES = 1  # of a block: cube cores + vector cores << 16
     ENGINE = 2  # copy engine of a block: a bit in the byte of H2D, D2H or D2D
-    READY_HI = 3  # when it is issued; of a head, when it was issued and at the head
-    READY_LO = 4
-    TIMEOUT_HI = 5  # 0, 0: none
-    TIMEOUT_LO = 6
-    FIRST = 7  # rest of a block's work beyond its chunks, from the table of blocks | high word of the value
-    SECOND = 8  # work of the launch head | low word of the value
-    THIRD = 9  # chunks of a block's work, from the table of blocks | cell
-    FOURTH = 10  # shares, HBM + L2 << 16 | row of the command to wait for, N for none
-    BLOCKS = 11  # 0 for a mark
-    NEXT = 12  # row of the next command of the stream
+    TIMEOUT_HI = 3  # 0, 0: none
+    TIMEOUT_LO = 4
+    SECOND = 5  # work of the launch head | low word of the value
+    FOURTH = 6  # shares, HBM + L2 << 16 | row of the command to wait for, N for none
+    BLOCKS = 7  # 0 for a mark
+    NEXT = 8  # row of the next command of the stream
+    # looked up when it comes to the head
+    READY_HI = 9  # when it is issued; of a head, when it was issued and at the head
+    READY_LO = 10
+    FIRST = 11  # rest of a block's work beyond its chunks, from the table of blocks | high word of the value
+    THIRD = 12  # chunks of a block's work, from the table of blocks | cell
 
 
 WORK = len(Work)
@@ -78,15 +81,19 @@ class Head(NamedTuple):
     rest_first: jax.Array
     rest_second: jax.Array
 
+    def word(self, column: Work) -> jax.Array:
+        """Return one column of all heads, int32 [S, B]."""
+        return part(self.words, column)
+
     @property
     def is_task(self) -> jax.Array:
         """Whether it takes time and units, bool [S, B]; if not it is a mark."""
-        return bit(self.words[Work.BITS], Bits.TASK) == 1
+        return bit(self.word(Work.BITS), Bits.TASK) == 1
 
     @property
     def ready(self) -> Instant:
         """When it was at the head of its stream and issued, or will be issued."""
-        return Instant(self.words[Work.READY_HI], self.words[Work.READY_LO])
+        return Instant(self.word(Work.READY_HI), self.word(Work.READY_LO))
 
     @property
     def start(self) -> Instant:
@@ -96,7 +103,7 @@ class Head(NamedTuple):
     @property
     def deadline(self) -> Instant:
         """When it fails unless it is over: a task counts from its start, a mark from ready; FOREVER_HI if never."""
-        wait = Instant(self.words[Work.TIMEOUT_HI], self.words[Work.TIMEOUT_LO])
+        wait = Instant(self.word(Work.TIMEOUT_HI), self.word(Work.TIMEOUT_LO))
         since = Instant(*(jnp.where(self.is_task, a, b) for a, b in zip(self.start, self.ready, strict=True)))
         counts = ((wait.hi | wait.lo) > 0) & (self.has_begun | ~self.is_task)
         end = plus(since, wait)
@@ -105,7 +112,7 @@ class Head(NamedTuple):
     @property
     def has_begun(self) -> jax.Array:
         """Whether a task has started a block, bool [S, B]; false for marks."""
-        return self.is_task & (groups_of(self.counts)[0] < self.words[Work.BLOCKS])
+        return self.is_task & (groups_of(self.counts)[0] < self.word(Work.BLOCKS))
 
 
 def bit(bits: jax.Array, position: Bits, width: int = 1) -> jax.Array:
@@ -138,7 +145,7 @@ def work_of(fields: jax.Array, has_gone: jax.Array) -> jax.Array:
       has_gone: int32 [N + 1], row each command depends on, the trash row for none.
     """
     kind = fields[:, Field.KIND]
-    is_task = jnp.isin(kind, jnp.array(TASKS))
+    is_task = functools.reduce(operator.or_, (kind == task for task in TASKS))
     need = [fields[:, Field.NEED + resource] for resource in Resource]
     packed = (
         (is_task, Bits.TASK),
@@ -166,7 +173,9 @@ def work_of(fields: jax.Array, has_gone: jax.Array) -> jax.Array:
         Work.BLOCKS: jnp.where(is_task, fields[:, Field.BLOCKS], 0),
         Work.NEXT: fields[:, Field.NEXT],
     }
-    return jnp.stack([jnp.asarray(columns[column], jnp.int32) for column in Work], axis=1)
+    listed = [jnp.asarray(columns[column], jnp.int32) for column in Work]
+    halves = listed[: WORK // 2], listed[WORK // 2 :]  # a stack of few is one kernel
+    return jnp.concatenate([jnp.stack(half, axis=1) for half in halves], axis=1)
 
 
 def is_met(condition: jax.Array, cell: Instant, value: Instant) -> jax.Array:
@@ -202,13 +211,14 @@ def fetch(orders: Orders, times: jax.Array, cells: jax.Array, row: jax.Array, no
     """
     words = jnp.moveaxis(get_lane_rows(orders.work, row), -1, 0)
     chunks, rest = jnp.moveaxis(get_lane_rows(orders.blocks, row), -1, 0)
-    is_task = bit(words[Work.BITS], Bits.TASK) == 1
-    phase = get_lane_entries(times, jnp.where(is_task, times.shape[-2] - 1, words[Work.FOURTH]), Time.PHASE)
-    cell = get_lane_rows(cells, jnp.maximum(jnp.where(is_task, 0, words[Work.THIRD]), 0))
-    value = Instant(words[Work.FIRST], words[Work.SECOND])
-    met = is_met(bit(words[Work.BITS], Bits.CONDITION, 3), Instant(cell[..., 0], cell[..., 1]), value)
-    counts = jnp.where(is_task, words[Work.BLOCKS] << 16, ~has_passed(phase) * 1 + ~met * 2)
-    ready = later(Instant(words[Work.READY_HI], words[Work.READY_LO]), now)
-    words = words.at[Work.READY_HI : Work.READY_LO + 1].set(jnp.stack(ready))
-    words = words.at[Work.FIRST].set(jnp.where(is_task, rest, value.hi))
-    return words.at[Work.THIRD].set(jnp.where(is_task, chunks, words[Work.THIRD])), counts
+    bits, first, third = (part(words, word) for word in (Work.BITS, Work.FIRST, Work.THIRD))
+    is_task = bit(bits, Bits.TASK) == 1
+    waited = jnp.where(is_task, times.shape[-2] - 1, part(words, Work.FOURTH))
+    phase = get_lane_entries(times, waited, Time.PHASE)
+    cell = get_lane_rows(cells, jnp.maximum(jnp.where(is_task, 0, third), 0))
+    value = Instant(first, part(words, Work.SECOND))
+    met = is_met(bit(bits, Bits.CONDITION, 3), Instant(cell[..., 0], cell[..., 1]), value)
+    counts = jnp.where(is_task, part(words, Work.BLOCKS) << 16, ~has_passed(phase) * 1 + ~met * 2)
+    ready = later(Instant(part(words, Work.READY_HI), part(words, Work.READY_LO)), now)
+    news = jnp.stack([*ready, jnp.where(is_task, rest, first), jnp.where(is_task, chunks, third)])
+    return jnp.concatenate([words[: Work.READY_HI], news]), counts

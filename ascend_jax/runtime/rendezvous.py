@@ -68,10 +68,10 @@ def meet(coupling: Coupling, carry: Carry) -> Meeting:
     channels, width = members.shape
     worlds = now.lo.shape[0] // coupling.cards
     world = jnp.arange(now.lo.shape[0], dtype=jnp.int32) // coupling.cards
-    is_meeting = is_present(carry) & (bit(head.words[Work.BITS], Bits.RENDEZVOUS) == 1)
-    was_complete = is_meeting & (bit(head.words[Work.BITS], Bits.COMPLETE) == 1)
+    is_meeting = is_present(carry) & (bit(head.word(Work.BITS), Bits.RENDEZVOUS) == 1)
+    was_complete = is_meeting & (bit(head.word(Work.BITS), Bits.COMPLETE) == 1)
     has_arrived = is_meeting & ~is_before(now, head.ready)
-    place = world * (channels * width) + head.words[Work.SECOND]
+    place = world * (channels * width) + head.word(Work.SECOND)
     joins = has_arrived & ~was_complete  # what is complete already stands for an earlier meeting
     place = jnp.where(joins, place, worlds * channels * width)
 
@@ -94,8 +94,8 @@ def meet(coupling: Coupling, carry: Carry) -> Meeting:
     channel = jnp.where(joins, place // width, 0)
     complete = was_complete | (joins & is_complete.reshape(-1)[channel])
     latest = Instant(
-        jnp.where(was_complete, head.words[Work.FIRST], latest_hi.reshape(-1)[channel]),
-        jnp.where(was_complete, head.words[Work.BLOCKS], latest_lo.reshape(-1)[channel]),
+        jnp.where(was_complete, head.word(Work.FIRST), latest_hi.reshape(-1)[channel]),
+        jnp.where(was_complete, head.word(Work.BLOCKS), latest_lo.reshape(-1)[channel]),
     )
     is_open = has_arrived & complete & ~is_before(now, latest)
     is_closed = has_arrived & ~is_open

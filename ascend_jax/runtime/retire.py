@@ -11,7 +11,7 @@ from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.heads import Bits, Head, Orders, Work, bit, fetch, is_met
 from ascend_jax.runtime.lanes import NOBODY, Carry, Tables, goes_on, slots_of
 from ascend_jax.runtime.layout import NONE, UNREADY, Change, Phase, Reach, Time
-from ascend_jax.runtime.rows import get_lane_rows, put_lane_rows
+from ascend_jax.runtime.rows import get_lane_rows, part, put_lane_rows
 
 
 class Retired(NamedTuple):
@@ -47,12 +47,14 @@ def choose(tables: Tables, carry: Carry, head: Head, chosen: jax.Array) -> Retir
     slots = len(head.row)
     slot = chosen - jnp.where(chosen >= 2 * slots, 2 * slots, jnp.where(chosen >= slots, slots, 0))
     slot = jnp.where(chosen == NOBODY, NOBODY, slot)
+    is_slot = [slot == number for number in range(min(slots, UNROLLED))]
 
     def of_slot(array: jax.Array) -> jax.Array:
         """Return the entries of the chosen streams; an unrolled sum is one vector loop."""
         if slots > UNROLLED:
             return jnp.where(slots_of(head) == slot, array, 0).sum(-2)
-        return sum(jnp.where(slot == number, array[..., number, :], 0) for number in range(slots))  # type: ignore[return-value]
+        rows = (lax.index_in_dim(array, number, -2, keepdims=False) for number in range(slots))
+        return sum(jnp.where(is_it, row, 0) for is_it, row in zip(is_slot, rows, strict=True))  # type: ignore[return-value]
 
     row = jnp.where(chosen == NOBODY, carry.times.shape[-2] - 1, of_slot(head.row))
     is_late = (chosen != NOBODY) & (chosen >= 2 * slots)
@@ -91,13 +93,13 @@ def retire(
 
 def _outcome(carry: Carry, retired: Retired) -> Outcome:
     words, now, exists = retired.words, carry.now, retired.exists
-    is_task, reach = bit(words[Work.BITS], Bits.TASK) == 1, bit(words[Work.BITS], Bits.REACH, 2)
+    is_task, reach = bit(part(words, Work.BITS), Bits.TASK) == 1, bit(part(words, Work.BITS), Bits.REACH, 2)
     is_failed = exists & (retired.is_late | (reach > 0))
     reach = jnp.where(retired.is_late, jnp.where(is_task, Reach.DEVICE, Reach.STREAM), reach)
     fails_stream = is_failed & (reach == Reach.STREAM)
     phase = jnp.where(retired.is_late, Phase.EXPIRED, jnp.where(is_failed, Phase.FAULTED, Phase.DONE))
-    change = jnp.where(is_task, Change.NONE, bit(words[Work.BITS], Bits.CHANGE, 2))
-    cell, hi, lo = jnp.where(is_task, 0, words[Work.THIRD]), words[Work.FIRST], words[Work.SECOND]
+    change = jnp.where(is_task, Change.NONE, bit(part(words, Work.BITS), Bits.CHANGE, 2))
+    cell, hi, lo = jnp.where(is_task, 0, part(words, Work.THIRD)), part(words, Work.FIRST), part(words, Work.SECOND)
     old = get_lane_rows(carry.cells, cell)
     added = old[:, 1] + lo
     overflow = (added.astype(jnp.uint32) < old[:, 1].astype(jnp.uint32)).astype(jnp.int32)
@@ -106,8 +108,8 @@ def _outcome(carry: Carry, retired: Retired) -> Outcome:
     is_changing = exists & ~is_failed & (change != Change.NONE)
     start = [jnp.where(is_task, mine, here) for mine, here in zip(retired.start, now, strict=True)]
     stamps = {
-        Time.READY_HI: words[Work.READY_HI],
-        Time.READY_LO: words[Work.READY_LO],
+        Time.READY_HI: part(words, Work.READY_HI),
+        Time.READY_LO: part(words, Work.READY_LO),
         Time.PHASE: phase,
         **dict(zip((Time.START_HI, Time.START_LO, Time.END_HI, Time.END_LO), (*start, *now), strict=True)),
         Time.ORDER: carry.retired,
@@ -120,7 +122,7 @@ def _outcome(carry: Carry, retired: Retired) -> Outcome:
         is_changing=is_changing,
         cell=cell,
         value=Instant(jnp.where(is_changing, hi, 0), jnp.where(is_changing, lo, 0)),
-        next_row=jnp.where(exists & ~(fails_stream & retired.stops), words[Work.NEXT], carry.times.shape[-2] - 1),
+        next_row=jnp.where(exists & ~(fails_stream & retired.stops), part(words, Work.NEXT), carry.times.shape[-2] - 1),
         stamps=jnp.stack(kept),
     )
 
@@ -138,12 +140,12 @@ def _next(head: Head, words: jax.Array, outcome: Outcome, retired: Retired) -> H
 def _reopen(head: Head, counts: jax.Array, outcome: Outcome, retired: Retired) -> jax.Array:
     """Return ``Head.counts`` with those of the command that came up, and marks open that waited for what retired."""
     is_hot, old = slots_of(head) == retired.slot, head.counts
-    is_held = (old & 1) * ~(retired.exists & (head.words[Work.FOURTH] == retired.row))
+    is_held = (old & 1) * ~(retired.exists & (head.word(Work.FOURTH) == retired.row))
 
     def look_again() -> jax.Array:
-        value = Instant(head.words[Work.FIRST], head.words[Work.SECOND])
-        met = is_met(bit(head.words[Work.BITS], Bits.CONDITION, 3), outcome.value, value)
-        return jnp.where(outcome.is_changing & (head.words[Work.THIRD] == outcome.cell), ~met * 2, old & 2)
+        value = Instant(head.word(Work.FIRST), head.word(Work.SECOND))
+        met = is_met(bit(head.word(Work.BITS), Bits.CONDITION, 3), outcome.value, value)
+        return jnp.where(outcome.is_changing & (head.word(Work.THIRD) == outcome.cell), ~met * 2, old & 2)
 
     # most programs have no cells
     closed = is_held + lax.cond(outcome.is_changing.any(), look_again, lambda: old & 2)

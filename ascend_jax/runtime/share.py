@@ -39,7 +39,7 @@ def divide(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _pools(head: Head) -> tuple[jax.Array, jax.Array]:
-    shares = head.words[Work.FOURTH]
+    shares = head.word(Work.FOURTH)
     return shares & (SHARES - 1), (shares >> 16) & (SHARES - 1)
 
 

@@ -16,7 +16,7 @@ from tests.runtime.random_tasks import CAPACITY, describe
 from tests.runtime.scheduler import POOL, Command
 
 B = 320  # lists in one run
-MANY = 1026  # more lanes than one loop takes: two loops of 513
+MANY = 1031  # more lanes than one loop takes, and no whole number of vectors: three loops of 352
 SECOND = 1_000_000_000
 STREAMS = 66  # more than are unrolled
 LONE_ROWS = lanes.ROWS + 8  # of a program that runs alone
