@@ -1,4 +1,4 @@
-"""Settings of every test: rank promotion raises, properties have no deadline, compilations are kept between runs."""
+"""Settings of every test: rank promotion raises, properties have no deadline, compilations are quick and kept."""
 
 import os
 from pathlib import Path
@@ -16,6 +16,10 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+
+# most of the time goes into compiling; what asks for an optimization level of its own still gets it
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+jax.config.update("jax_disable_most_optimizations", os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1")
 
 
 @pytest.fixture(autouse=True, scope="session")
