@@ -163,13 +163,18 @@ def simulate(job: Job, arrays: Sequence[np.ndarray]) -> Run:
 def _new_card(job: Job) -> aj.CardState:
     return aj.init(
         job.spec,
-        hbm_backing_bytes=sum(nbytes + PAGE_SLACK for nbytes in job.value_bytes),
-        max_streams=job.streams + 1 if job.per_head else 1,
+        hbm_backing_bytes=_up(sum(nbytes + PAGE_SLACK for nbytes in job.value_bytes), 64 << 20),
+        max_streams=_up(job.streams + 1, 8) if job.per_head else 1,
         max_events=1,
-        max_commands=job.launches + 16,
-        max_blocks=job.streams + 16,
+        max_commands=_up(job.launches + 16, 64),
+        max_blocks=_up(job.streams + 16, 32),
         donate=True,
     )
+
+
+def _up(least: int, step: int) -> int:
+    """Return a size in coarse steps, so that one process compiles once for jobs of about the same size."""
+    return -(-least // step) * step
 
 
 def _allocate(program: _Program, each: Argument) -> aj.Tensor:
