@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ascend_jax.runtime import layout
-from ascend_jax.runtime.layout import GRANULE_SHIFT
+from ascend_jax.runtime.layout import GRANULE_SHIFT, Device
 from ascend_jax.runtime.loop import settle_loop
 from ascend_jax.runtime.ranges import Range
 from ascend_jax.runtime.state import CHUNK_BYTES, CardState
@@ -20,14 +20,14 @@ def is_backed(card: CardState, place: Range) -> jax.Array:
     end, rest = place.end
     on_host = pointer < layout.NULL
     granule = jnp.where(on_host, pointer - layout.HOST_BASE, pointer - layout.HBM_BASE)
-    size = jnp.where(on_host, card.host_backing_bytes >> GRANULE_SHIFT, card.hbm_backing_bytes >> GRANULE_SHIFT)
+    size = jnp.where(on_host, card.device[Device.HOST_BACKING], card.device[Device.HBM_BACKING])
     return (granule >= 0) & (granule <= size) & (end + (rest > 0) <= size - granule)
 
 
 def first_byte(card: CardState, pointer: jax.Array, offset: jax.Array) -> jax.Array:
     """Return the index in ``card.memory`` of a backed address (elementwise; garbage for others)."""
     device = (pointer - layout.HBM_BASE) << GRANULE_SHIFT
-    host = ((pointer - layout.HOST_BASE) << GRANULE_SHIFT) + card.hbm_backing_bytes
+    host = (pointer - layout.HOST_BASE + card.device[Device.HBM_BACKING]) << GRANULE_SHIFT
     return jnp.where(pointer < layout.NULL, host, device) + offset
 
 

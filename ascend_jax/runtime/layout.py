@@ -316,6 +316,8 @@ class Device(enum.IntEnum):
     WAIT_TIMEOUT_LO = 8
     RETIRED = 9  # commands that have left their streams
     PEERS = 10  # bit d: access to device d is enabled
+    HBM_BACKING = 11  # granules of HBM with real bytes
+    HOST_BACKING = 12  # granules of pinned host memory with real bytes
 
 
 class Clock(enum.IntEnum):

@@ -83,18 +83,12 @@ class CardState:
     device: jax.Array  # int32 [len(Device)]
     clock: jax.Array  # int32 [len(Clock)], the current thread's host time and the device's
     status: jax.Array  # int32 [len(StatusWord)]
-    memory: jax.Array  # uint8 [hbm_backing_bytes + host_backing_bytes + CHUNK_BYTES]
+    memory: jax.Array  # uint8 [bytes of HBM + of pinned memory + CHUNK_BYTES]
     shadow: jax.Array  # uint8, like memory
     kernels: tuple[KernelSpec, ...] = dataclasses.field(metadata={"static": True})
     max_events: int = dataclasses.field(metadata={"static": True})  # E
-    hbm_backing_bytes: int = dataclasses.field(metadata={"static": True})
-    host_backing_bytes: int = dataclasses.field(metadata={"static": True})
+    has_values: bool = dataclasses.field(metadata={"static": True})  # commands move real bytes; else times only
     donate: bool = dataclasses.field(metadata={"static": True})
-
-    @property
-    def has_values(self) -> bool:
-        """Whether commands move real bytes; without a backing the card keeps times only."""
-        return self.hbm_backing_bytes > 0
 
 
 def init(
@@ -186,6 +180,8 @@ def init(
     threads[0, [Thread.ALIVE, Thread.CONTEXT]] = (1, 0)
     device = np.zeros(len(Device), np.int32)
     device[[Device.USERS, Device.OP_TIMEOUT_HI]] = 1, layout.NONE
+    backing = hbm_backing_bytes // layout.GRANULE_BYTES, host_backing_bytes // layout.GRANULE_BYTES
+    device[[Device.HBM_BACKING, Device.HOST_BACKING]] = backing
     status = np.zeros(len(StatusWord), np.int32)
     status[StatusWord.STREAM] = layout.NONE
     hbm_end = jnp.floor(chip["hbm_bytes"] / layout.GRANULE_BYTES).astype(jnp.int32)
@@ -212,8 +208,7 @@ def init(
         shadow=jnp.zeros(nbytes if hbm_backing_bytes else 0, jnp.uint8),
         kernels=(),
         max_events=max_events,
-        hbm_backing_bytes=hbm_backing_bytes,
-        host_backing_bytes=host_backing_bytes,
+        has_values=hbm_backing_bytes > 0,
         donate=donate,
     )
 

@@ -19,7 +19,7 @@ from ascend_jax.runtime.commands import Command, answer, host_stream, operand_ro
 from ascend_jax.runtime.copies import check_range, find_queue, submit, transfer
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.kernels import Argument, from_bytes, require_plain, to_bytes
-from ascend_jax.runtime.layout import HeapWord, Kind
+from ascend_jax.runtime.layout import Device, HeapWord, Kind
 from ascend_jax.runtime.ranges import Range, byte_range, is_empty
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
@@ -59,7 +59,7 @@ def _raw(array: ArrayLike) -> tuple[np.ndarray | jax.Array, int]:
     return raw, raw.nbytes
 
 
-@stage(reads=("hbm", "virtual"), changes=("memory",))
+@stage(reads=("hbm", "virtual", "device"), changes=("memory",))
 def _store(card: CardState, place: Range, array: jax.Array, code: jax.Array) -> CardState:
     raw, place = to_bytes(array), translate(card, place)
     index = hbm.first_byte(card, place.pointer, place.offset)
@@ -69,7 +69,7 @@ def _store(card: CardState, place: Range, array: jax.Array, code: jax.Array) -> 
     return dataclasses.replace(card, memory=lax.dynamic_update_slice(card.memory, raw, (index,)))
 
 
-@stage(static=("argument",), reads=("memory", "hbm", "virtual"), changes=())
+@stage(static=("argument",), reads=("memory", "hbm", "virtual", "device"), changes=())
 def _load(card: CardState, place: Range, code: jax.Array, *, argument: Argument) -> tuple:
     place = translate(card, place)
     index = hbm.first_byte(card, place.pointer, place.offset)
@@ -95,8 +95,8 @@ def _argument(shape: tuple[int, ...], dtype: object) -> Argument:
 
 def _require_shape(card: CardState, argument: Argument) -> None:
     """Refuse an array that no memory could hold: its zeros could not be returned either."""
-    words = concrete(card.hbm.words[..., HeapWord.END])
-    most = (2**31 if words is None else int(words.max())) * layout.GRANULE_BYTES + card.host_backing_bytes
+    ends = [concrete(words) for words in (card.hbm.words[..., HeapWord.END], card.device[..., Device.HOST_BACKING])]
+    most = sum(2**31 if end is None else int(end.max()) for end in ends) * layout.GRANULE_BYTES
     if argument.nbytes > most:
         raise ValueError(f"shape = {argument.shape}: {argument.nbytes} bytes; the card has {most}; ask for fewer")
 

@@ -173,7 +173,7 @@ def test_arrays_touch_what_they_move_and_not_the_device_memory(kit):
 
     def scratch(nbytes):
         total = nbytes + (1 << 16)
-        empty = dict.fromkeys(("shadow", "chip"), None) | {"kernels": (), "hbm_backing_bytes": nbytes}
+        empty = dict.fromkeys(("shadow", "chip"), None) | {"kernels": ()}
         shapes = dataclasses.replace(card, memory=jax.ShapeDtypeStruct((total,), jnp.uint8), **empty)
         store = jax.jit(transfers._store.__wrapped__, donate_argnums=0).lower(shapes, place, array, jnp.int32(0))
         load = jax.jit(lambda *args: transfers._load.__wrapped__(*args, argument=argument)[1])
