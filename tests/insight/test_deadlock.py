@@ -7,18 +7,15 @@ import pytest
 
 import ascend_jax as aj
 from ascend_jax.runtime.layout import Field, Kind, Resource
+from tests.runtime.cards import MARK_SIZES, card_of
 
-SIZES = {
-    "hbm_backing_bytes": 0, "max_streams": 5, "max_events": 4, "max_notifies": 3, "max_values": 2, "max_commands": 32,
-    "max_blocks": 2, "max_contexts": 1, "max_threads": 2,
-}  # fmt: skip
 HBM = (2 << 20) // 64
 
 
 @pytest.fixture(scope="module")
 def card():
     """Streams 1 to 3 beside the default one, memory, events 0 and 1 of the flag kind and notifies 0 and 1."""
-    card = aj.init(aj.chip("Ascend910B2"), **SIZES)
+    card = card_of({}, MARK_SIZES)
     card, _ = aj.malloc(card, 4096)
     for _ in range(3):
         card, _ = aj.create_stream(card)

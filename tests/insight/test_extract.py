@@ -6,21 +6,18 @@ import pytest
 
 import ascend_jax as aj
 from ascend_jax.runtime.layout import Field, Kind, Resource
+from tests.runtime.cards import HOST_SIZES, card_of
 
 COSTS = {
     "host_copy_enqueue_ns": 10, "host_launch_ns": 10, "host_malloc_ns": 0, "host_stream_create_ns": 0,
     "host_event_ns": 10, "host_sync_ns": 0, "copy_latency_ns": 100, "d2d_bytes_per_s": 1e9, "has_priorities": 1,
-}  # fmt: skip
-SIZES = {
-    "hbm_backing_bytes": 0, "max_streams": 4, "max_events": 2, "max_notifies": 1, "max_values": 1, "max_commands": 16,
-    "max_blocks": 2, "max_contexts": 1, "max_threads": 2, "max_faults": 1,
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def card():
     """Streams 1 and 2 beside the default one, and memory to fill; the host stands at 0."""
-    card = aj.init(aj.chip("Ascend910B2").replace(**COSTS), **SIZES)
+    card = card_of(COSTS, HOST_SIZES)
     card, _ = aj.malloc(card, 1 << 20)
     card, _ = aj.create_stream(card)
     card, _ = aj.create_stream(card, priority=3)

@@ -19,7 +19,7 @@ SIZE = 20_000
 @pytest.fixture(scope="module")
 def kit():
     card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=1 << 17, host_backing_bytes=1 << 17, max_commands=16,
-                   max_streams=2, max_events=1, max_blocks=6)  # fmt: skip
+                   max_streams=2, max_events=1, max_blocks=8)  # fmt: skip
     card, a = aj.malloc(card, SIZE)
     card, b = aj.malloc(card, SIZE)
     card, pinned = aj.malloc_host(card, SIZE)
