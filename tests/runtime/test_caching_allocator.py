@@ -268,7 +268,8 @@ def check_books(s, live, asked):
     assert sum(end - at for at, end in bytes_of) == sum(end - at for at, end in parts) == s.taken
     stats = aj.memory_stats(s.cache)
     assert stats["allocated_bytes.all.current"] == sum(live.values())
-    assert stats["requested_bytes.all.current"] == sum(asked.values())
+    waiting = [block.requested for block in s.cache.blocks.values() if block.waits]
+    assert stats["requested_bytes.all.current"] == sum(asked.values()) + sum(waiting)
     assert (
         stats["allocation.all.current"]
         == len(live)
