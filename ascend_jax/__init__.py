@@ -38,6 +38,7 @@ from ascend_jax.runtime.caching_reports import (
 )
 from ascend_jax.runtime.caching_segments import empty_cache
 from ascend_jax.runtime.caching_state import CachingAllocator
+from ascend_jax.runtime.caching_workspace import cache_workspace
 from ascend_jax.runtime.callbacks import launch_callback, process_report, subscribe_report, unsubscribe_report
 from ascend_jax.runtime.capture import capture_begin, capture_end, capture_info
 from ascend_jax.runtime.codes import AscendError, Code, ParameterError
@@ -59,6 +60,7 @@ from ascend_jax.runtime.device import (
     set_device,
     stream_priority_range,
 )
+from ascend_jax.runtime.early import EarlyAccess, early_accesses
 from ascend_jax.runtime.edge import QUICK_TO_COMPILE, QUICK_TO_RUN
 from ascend_jax.runtime.event_queries import (
     event_available_count,
@@ -197,6 +199,7 @@ __all__ = [
     "Code",
     "CoreMemory",
     "Cost",
+    "EarlyAccess",
     "EventFlag",
     "FreedInUse",
     "GlobalTensor",
@@ -221,6 +224,7 @@ __all__ = [
     "alloc_local",
     "cache_alloc",
     "cache_free",
+    "cache_workspace",
     "caching_allocator",
     "can_access_peer",
     "capture_begin",
@@ -249,6 +253,7 @@ __all__ = [
     "disable_peer_access",
     "download",
     "earliest_thread",
+    "early_accesses",
     "empty_cache",
     "enable_peer_access",
     "end_thread",

@@ -1,6 +1,9 @@
 """Segments of the caching allocator: how it gets memory from the device, and how it gives memory back."""
 
 import dataclasses
+from types import MappingProxyType
+
+import numpy as np
 
 from ascend_jax.runtime.allocator_options import UNLIMITED
 from ascend_jax.runtime.caching_state import (
@@ -13,12 +16,11 @@ from ascend_jax.runtime.caching_state import (
     up,
     with_blocks,
 )
-from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.edge import Site, verb
 from ascend_jax.runtime.layout import GRANULE_BYTES
-from ascend_jax.runtime.memory import MallocPolicy, free, free_part, grow, malloc_align32
+from ascend_jax.runtime.memory import MallocPolicy, free, free_part, free_workspace, grow, malloc_align32
 from ascend_jax.runtime.state import CardState
-from ascend_jax.runtime.status import clear_error, first_failure, last_code
+from ascend_jax.runtime.status import forgiven
 from ascend_jax.runtime.synchronize import synchronize_device
 
 
@@ -83,11 +85,9 @@ def _expand(
 def _place(card: CardState, nbytes: int, is_giant: bool, site: Site) -> tuple[CardState, int]:
     """Allocate from the device; 0 and no error if that does not fit."""
     policy = MallocPolicy.HUGE1G_ONLY if is_giant else MallocPolicy.HUGE_FIRST
-    had_failed = bool(int(first_failure(card)))
+    before = np.asarray(card.status)  # the card may be given away
     card, pointer = malloc_align32(card, nbytes, policy, site=site)
-    if int(last_code(card)) != Code.SUCCESS and not had_failed:
-        card = clear_error(card)
-    return card, int(pointer)
+    return (card if int(pointer) else forgiven(card, before)), int(pointer)
 
 
 def last_block(cache: CachingAllocator, is_small: bool, stream: int) -> Block | None:
@@ -115,8 +115,14 @@ def joined(cache: CachingAllocator, block: Block) -> CachingAllocator:
 
 @verb
 def empty_cache(cache: CachingAllocator, card: CardState, *, site: Site = None) -> tuple[CachingAllocator, CardState]:
-    """Synchronize the device and give back every segment without a used part; of expandable ones, whole chunks."""
+    """Synchronize the device and give back every segment without a used part; of expandable ones, whole chunks.
+
+    All workspaces (:func:`cache_workspace`) go too.
+    """
     card = synchronize_device(card, site=site)
+    for workspace in cache.workspaces.values():
+        card = free_workspace(card, workspace.address // GRANULE_BYTES, site)
+    cache = dataclasses.replace(cache, workspaces=MappingProxyType({}))
     cache = dataclasses.replace(cache, stats=cache.stats.counted("num_sync_all_streams"))
     for block in [one for one in cache.blocks.values() if one.waits]:
         cache = joined(cache, block)

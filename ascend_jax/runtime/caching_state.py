@@ -54,6 +54,13 @@ class Segment(NamedTuple):
     is_small: bool
 
 
+class Workspace(NamedTuple):
+    """Device memory that operators in one stream use one after another."""
+
+    address: int  # byte
+    size: int
+
+
 @dataclasses.dataclass(frozen=True)
 class CachingAllocator:
     """The state of the allocator of one card. Made by :func:`caching_allocator`."""
@@ -64,11 +71,17 @@ class CachingAllocator:
     blocks: Mapping[int, Block]  # by address, sorted
     segments: Mapping[int, Segment]  # by address, sorted
     stats: AllocatorStats
+    workspaces: Mapping[int, Workspace] = dataclasses.field(default_factory=lambda: MappingProxyType({}))  # by stream
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes of all segments."""
         return sum(segment.size for segment in self.segments.values())
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of all workspaces; no part of the statistics."""
+        return sum(workspace.size for workspace in self.workspaces.values())
 
 
 def rounded_size(cache: CachingAllocator, nbytes: int) -> int:

@@ -121,8 +121,8 @@ def allocate(
     return heap, jnp.where(ok, first, layout.NULL), code
 
 
-@stage(static=("is_padded",), reads=("chip", "device", "contexts"), changes=("hbm", "clock", "status"))
-def _malloc(card: CardState, request: jax.Array, *, is_padded: bool) -> tuple:
+@stage(static=("is_padded", "flags"), reads=("chip", "device", "contexts"), changes=("hbm", "clock", "status"))
+def _malloc(card: CardState, request: jax.Array, *, is_padded: bool, flags: int = 0) -> tuple:
     whole, rest, policy, site = request
     policy = policy & ~_FLAGS
     is_known = (policy >= 0) & (policy <= MallocPolicy.HUGE1G_ONLY_P2P)
@@ -138,7 +138,7 @@ def _malloc(card: CardState, request: jax.Array, *, is_padded: bool) -> tuple:
     falls_back = ~is_giant & (kind == MallocPolicy.HUGE_FIRST) & is_big
     wrong = status.first_code((~has_context(card), Code.RT_CONTEXT_NULL))
     tries: list[tuple[jax.Array, Number]] = [(size, page), (jnp.where(falls_back, size, 0), PAGE)]
-    heap, pointer, code = allocate(card, card.hbm, (whole, rest), tries, wrong, site)
+    heap, pointer, code = allocate(card, card.hbm, (whole, rest), tries, wrong, site, flags)
     card = spend(dataclasses.replace(card, hbm=heap), card.chip["host_malloc_ns"])
     return status.note(card, code, site), pointer
 
@@ -200,10 +200,13 @@ def release(card: CardState, heap: Heap, pointer: Number, refused: Number) -> tu
     return remove(heap, row, code == Code.SUCCESS), entry, code
 
 
-@stage(changes=("hbm", "clock", "status", "freed"))
-def _free(card: CardState, request: jax.Array) -> CardState:
+_NOT_THE_PROGRAMS = int(HeapFlag.POOL | HeapFlag.IDLE | HeapFlag.PHYSICAL | HeapFlag.RUNTIME)
+
+
+@stage(static=("refused",), changes=("hbm", "clock", "status", "freed"))
+def _free(card: CardState, request: jax.Array, *, refused: int = _NOT_THE_PROGRAMS) -> CardState:
     pointer, site = request
-    heap, entry, code = release(card, card.hbm, pointer, HeapFlag.POOL | HeapFlag.IDLE | HeapFlag.PHYSICAL)
+    heap, entry, code = release(card, card.hbm, pointer, refused)
     card = note_freed(dataclasses.replace(card, hbm=heap), entry, site, code == Code.SUCCESS)
     return status.note(spend(card, card.chip["host_free_ns"]), code, site)
 
@@ -284,9 +287,21 @@ def free(card: CardState, pointer: int | jax.Array, *, site: Site = None) -> Car
     Needs no current context. The latest ``max_freed`` frees are remembered for :func:`freed_in_use`.
 
     Status 100000 for the null pointer, 107000 for a pointer that is not the start of a live block or that belongs to a
-    pool. (Freeing twice has been seen to return 0 on a real card; here it is an error, because it is always a mistake.)
+    pool or the runtime. (Freeing twice has been seen to return 0 on a real card; here it is an error, because it is
+    always a mistake.)
     """
     return _free(card, packed(address(pointer), site))
+
+
+def malloc_workspace(card: CardState, nbytes: int, site: Site) -> tuple[CardState, jax.Array]:
+    """Allocate whole 2 MiB for the runtime itself; status and result as :func:`malloc`."""
+    request = packed(*split_bytes(nbytes), int(MallocPolicy.HUGE_ONLY), site)
+    return _malloc(card, request, is_padded=False, flags=int(HeapFlag.RUNTIME))
+
+
+def free_workspace(card: CardState, pointer: int, site: Site) -> CardState:
+    """Give back what :func:`malloc_workspace` allocated."""
+    return _free(card, packed(pointer, site), refused=_NOT_THE_PROGRAMS ^ int(HeapFlag.RUNTIME))
 
 
 @verb

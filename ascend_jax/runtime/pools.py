@@ -131,7 +131,7 @@ def _free(card: CardState, request: jax.Array) -> CardState:
     flags = entry[HeapEntry.FLAGS]
     is_ours = (flags & (HeapFlag.POOL | HeapFlag.IDLE)) == HeapFlag.POOL
     # what is not from a pool is freed by a host function of the stream (CANN, aclrtMemPoolFreeAsync)
-    is_plain = (flags & (HeapFlag.POOL | HeapFlag.PHYSICAL)) == 0
+    is_plain = (flags & (HeapFlag.POOL | HeapFlag.PHYSICAL | HeapFlag.RUNTIME)) == 0
     refused = ~found | ~(is_ours | is_plain)
     wrong = first_code((pointer == layout.NULL, Code.INVALID_PARAM), (refused, Code.RT_PARAM_INVALID))
     code = first_failing(code, wrong)
