@@ -91,17 +91,22 @@ def allocate(
     wrong: jax.Array,
     site: Number,
     flags: Number = 0,
+    *,
+    is_wanted: Number = True,
+    pool: tuple[Number, Number] = (0, 0),
 ) -> tuple[Heap, jax.Array, jax.Array]:
     """Try to place a block; return (heap, pointer, code).
 
     Args:
       card: The card.
       heap: Where.
-      asked: Whole granules and bytes beyond them.
+      asked: Whole granules and bytes beyond them; a block with the flag IDLE is there to be used for none of them.
       tries: Sizes and pages in granules, in this order; a size of 0 is no try.
       wrong: A code that refuses the call before anything else, or 0.
       site: Call site.
       flags: :class:`HeapFlag` bits of the block.
+      is_wanted: Whether there is a block to place at all; if not, the code is ``wrong``.
+      pool: For the report: most granules that the pool asked may reserve, 0 = as many as there are; and what it has.
     """
     sizes, pages = (jnp.stack([jnp.asarray(one[i], jnp.int32) for one in tries]) for i in (0, 1))
     sizes = (sizes + pages - 1) & -pages
@@ -114,10 +119,12 @@ def allocate(
         (is_full, Code.HEAP_TABLE_FULL),
         (~found, Code.MEMORY_ALLOCATION),
     )
-    ok = code == Code.SUCCESS
-    is_out = code == Code.MEMORY_ALLOCATION
-    heap = note_shortage(card, heap, asked, site, is_out)
-    heap = insert(heap, row, new_entry(card, first, taken, asked, site, flags), ok)
+    code = jnp.where(is_wanted, code, wrong)
+    ok = (code == Code.SUCCESS) & is_wanted
+    heap = note_shortage(card, heap, asked, site, code == Code.MEMORY_ALLOCATION, pool)
+    is_idle = (jnp.asarray(flags) & HeapFlag.IDLE) != 0
+    held = tuple(jnp.where(is_idle, 0, number) for number in asked)
+    heap = insert(heap, row, new_entry(card, first, taken, held, site, flags), ok)
     return heap, jnp.where(ok, first, layout.NULL), code
 
 
