@@ -133,6 +133,7 @@ from ascend_jax.runtime.peers import (
     memcpy_peer,
     peer_access_status,
 )
+from ascend_jax.runtime.physical_memory import free_physical, malloc_physical, mem_allocation_granularity
 from ascend_jax.runtime.pool_stats import PoolStats, mem_pool_stats
 from ascend_jax.runtime.pools import (
     PoolReuse,
@@ -173,15 +174,7 @@ from ascend_jax.runtime.threads import (
 from ascend_jax.runtime.timeouts import set_op_execute_timeout, set_op_wait_timeout
 from ascend_jax.runtime.transfers import download, host_read, host_write, upload
 from ascend_jax.runtime.value_marks import value_wait, value_write
-from ascend_jax.runtime.virtual_memory import (
-    free_physical,
-    malloc_physical,
-    map_mem,
-    mem_allocation_granularity,
-    release_mem_address,
-    reserve_mem_address,
-    unmap_mem,
-)
+from ascend_jax.runtime.virtual_memory import map_mem, release_mem_address, reserve_mem_address, unmap_mem
 
 __version__ = "0.1.0"
 
