@@ -359,10 +359,9 @@ class HeapFlag(enum.IntFlag):
     REGISTERED = 2  # ordinary host memory that was pinned later
     POOL = 4  # of a memory pool
     IDLE = 8  # kept by its pool, used by nobody
-    SHARED = 16  # exported to other processes
-    PHYSICAL = 32  # allocated to be mapped
-    CONDEMNED = 64  # freed: goes when it is unmapped, or when the stream it was given back in is past
-    RUNTIME = 128  # kept for operators (workspace), not by the program
+    PHYSICAL = 16  # allocated to be mapped
+    CONDEMNED = 32  # freed: goes when it is unmapped, or when the stream it was given back in is past
+    RUNTIME = 64  # kept for operators (workspace), not by the program
 
 
 POOL_SHIFT = 8  # above it: slot of the pool, 8 bits

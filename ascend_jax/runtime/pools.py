@@ -89,6 +89,17 @@ def _create(card: CardState, request: jax.Array) -> tuple:
     return status.note(card, code, site), jnp.where(ok, handle_of(slot, generation), layout.NONE)
 
 
+def _with_wait(
+    card: CardState, slot: Number, last: jax.Array, is_wanted: jax.Array, code: jax.Array, site: Number
+) -> tuple[CardState, jax.Array]:
+    """Let a stream wait for command ``last``, unless that is NONE, if it is wanted; return the card and the code."""
+    is_wanted &= last != layout.NONE
+    fields: dict[Field, Number] = {Field.OBJECT: layout.NONE, Field.DEPENDS: last, Field.SITE: site}
+    skipped = jnp.where(is_wanted, Code.SUCCESS, layout.NONE)
+    card, queued = enqueue(card, Command(Kind.EVENT_WAIT, slot, fields=fields), skipped)
+    return card, jnp.where(is_wanted, queued, code)
+
+
 @stage(static=("may_wait",))
 def _alloc(card: CardState, request: jax.Array, *, may_wait: bool) -> tuple:
     pool, whole, rest, stream, site = request
@@ -112,12 +123,8 @@ def _alloc(card: CardState, request: jax.Array, *, may_wait: bool) -> tuple:
     best = jnp.where(fits, hbm.blocks[HeapEntry.SIZE], FAR).min()
     row = jnp.argmax(fits & (hbm.blocks[HeapEntry.SIZE] == best))
     if may_wait:
-        last = last_before(card, block_at(hbm, row))
-        is_wait = waits & fits.any() & (last != layout.NONE) & (code == Code.SUCCESS)
-        wait = {Field.OBJECT: layout.NONE, Field.DEPENDS: last, Field.SITE: site}
-        skipped = jnp.where(is_wait, Code.SUCCESS, layout.NONE)
-        card, queued = enqueue(card, Command(Kind.EVENT_WAIT, slot, fields=wait), skipped)
-        code = jnp.where(is_wait, queued, code)
+        is_wait = waits & fits.any() & (code == Code.SUCCESS)
+        card, code = _with_wait(card, slot, last_before(card, block_at(hbm, row)), is_wait, code, site)
     grows = ~fits.any()
     is_limited = grows & (size > entry[Pool.LIMIT] - entry[Pool.RESERVED])
     limit = jnp.where(is_limited & (entry[Pool.LIMIT] != FAR), entry[Pool.LIMIT], 0)
