@@ -4,7 +4,14 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-COUNTERS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
+COUNTERS = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_oom_rejections",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+)
 BY_POOL = (
     "allocation",
     "allocated_bytes",

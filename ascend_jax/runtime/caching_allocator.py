@@ -13,7 +13,7 @@ from ascend_jax.runtime import callsite
 from ascend_jax.runtime.allocator_options import parse_allocator_options
 from ascend_jax.runtime.allocator_stats import AllocatorStats
 from ascend_jax.runtime.caching_reports import CacheOutOfMemory, shortage
-from ascend_jax.runtime.caching_segments import joined, last_block, new_block
+from ascend_jax.runtime.caching_segments import is_refused_by_fraction, joined, last_block, new_block
 from ascend_jax.runtime.caching_state import MIN_BLOCK, SMALL_SIZE, Block, CachingAllocator, rounded_size, with_blocks
 from ascend_jax.runtime.codes import AscendError, Code
 from ascend_jax.runtime.edge import Site, verb
@@ -123,7 +123,10 @@ def cache_alloc(
     if block is None:
         cache, card, block = new_block(cache, card, size, int(slot), site)
     if block is None:
-        cache = dataclasses.replace(cache, stats=cache.stats.counted("num_ooms"))
+        stats = cache.stats.counted("num_ooms")
+        if cache.options.throw_on_npumalloc_oom and is_refused_by_fraction(cache, size):
+            stats = stats.counted("num_oom_rejections")
+        cache = dataclasses.replace(cache, stats=stats)
         raise CacheOutOfMemory(shortage(cache, card, nbytes, site_text), cache, card)
     blocks = dict(cache.blocks)
     if _should_split(cache, block, size):

@@ -46,8 +46,7 @@ def _grow(
 ) -> tuple[CachingAllocator, CardState, Block | None]:
     """Take device memory: a new segment, or more of the expandable one that can become longer."""
     length, is_small = segment_size(cache, size), size <= SMALL_SIZE
-    is_limited = cache.options.per_process_memory_fraction < 1.0
-    if is_limited and cache.reserved_bytes + length > cache.allowed_bytes:
+    if is_refused_by_fraction(cache, size):
         return cache, card, None
     if cache.options.expandable_segments:
         length = up(size, chunk_size(cache, is_small))
@@ -63,6 +62,12 @@ def _grow(
     segments = {**cache.segments, block.address: Segment(length, is_small)}
     cache = dataclasses.replace(cache, stats=cache.stats.counted("num_device_alloc"))
     return with_blocks(cache, {**cache.blocks, block.address: block}, segments), card, block
+
+
+def is_refused_by_fraction(cache: CachingAllocator, size: int) -> bool:
+    """Whether a segment for a block of ``size`` would be more than ``per_process_memory_fraction`` allows."""
+    is_limited = cache.options.per_process_memory_fraction < 1.0
+    return is_limited and cache.reserved_bytes + segment_size(cache, size) > cache.allowed_bytes
 
 
 def _expand(

@@ -86,7 +86,8 @@ class CachingAllocator:
 
 def rounded_size(cache: CachingAllocator, nbytes: int) -> int:
     """Return the bytes that a block of ``nbytes`` counts."""
-    size, divisions = nbytes + cache.pad_bytes, cache.options.roundup_power2_divisions
+    size = nbytes + cache.pad_bytes
+    divisions = cache.options.divisions_for(size)
     if divisions > 1 and size > MIN_BLOCK * divisions:
         power = 1 << (size - 1).bit_length()
         if power == size:

@@ -45,14 +45,17 @@ def draw_options(rng):
         size = rng.choice([20, 24, 40])
         add("max_non_split_rounding_mb", size, "rounding", size * MIB)
     if rng.random() < 0.3:
-        count = rng.choice([1, 2, 4, 16])
-        add("roundup_power2_divisions", count, "divisions", count)
+        few = [("[1:4,2:8,4:0,8:2,16:1,32:4,>:2]", [(1, 4), (2, 8), (4, 0), (8, 2), (16, 1), (32, 4), (64, 2)])]
+        spelled, meant = rng.choice([*few, *((count, count) for count in (1, 2, 4, 16))])
+        add("roundup_power2_divisions", spelled, "divisions", meant)
     if rng.random() < 0.3:
         size = rng.choice([21, 24, 40])
         add("large_segment_size_mb", size, "large", size * MIB)
     if rng.random() < 0.3:
         share = rng.choice([0.35, 0.6, 1.0])
         add("per_process_memory_fraction", share, "fraction", share)
+        if rng.random() < 0.5:
+            add("throw_on_npumalloc_oom", True, "throws", True)
     rng.shuffle(text)
     return ",".join(text), given
 
@@ -152,5 +155,8 @@ def difference(cache, card, twin, pointer, expected):
     ]
     stats, meant = aj.memory_stats(cache), twin.stats()
     pairs += [((name, stats.get(name)), (name, meant.get(name))) for name in sorted(stats.keys() | meant.keys())]
+    rows, ends = aj.memory_snapshot(cache), {"total": "reserved", "allocated": "allocated", "active": "active"}
+    pairs += [((name, sum(row[f"{name}_size"] for row in rows)), (name, meant[f"{end}_bytes.all.current"]))
+              for name, end in ends.items()]  # fmt: skip
     pairs.append((("code", int(aj.status(card).code)), ("code", 0)))
     return next(((repr(one), repr(other)) for one, other in pairs if one != other), None)

@@ -9,7 +9,14 @@ from tests.runtime.pages import GRANULE, HBM_FIRST, Pages
 MIB = 1 << 20
 GAUGES = ("allocation", "allocated_bytes", "segment", "reserved_bytes", "active", "active_bytes", "inactive_split",
           "inactive_split_bytes", "requested_bytes")  # fmt: skip
-COUNTERS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
+COUNTERS = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_oom_rejections",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+)
 
 
 class Full(Exception):
@@ -54,10 +61,10 @@ class Queues:
 
 class CacheTwin:
     def __init__(self, end, max_blocks, queues, *, split=None, rounding=20 * MIB, threshold=0.0, divisions=0,
-                 large=20 * MIB, fraction=1.0, expandable=False, pad=32):  # fmt: skip
+                 large=20 * MIB, fraction=1.0, expandable=False, throws=False, pad=32):  # fmt: skip
         self.device, self.queues = Pages(HBM_FIRST, end, max_blocks), queues
         self.split, self.rounding, self.threshold, self.divisions = split, rounding, threshold, divisions
-        self.large, self.expandable, self.pad = large, expandable, pad
+        self.large, self.expandable, self.throws, self.pad = large, expandable, throws, pad
         self.limit = end * fraction if fraction < 1 else None
         self.allowed = int(end * fraction)
         self.runs, self.counts = [], dict.fromkeys(COUNTERS, 0)
@@ -98,13 +105,18 @@ class CacheTwin:
     # -- sizes
     def rounded(self, nbytes):
         size = nbytes + self.pad
-        if self.divisions > 1 and size > 512 * self.divisions:
+        divisions = self.divisions
+        if isinstance(
+            divisions, list
+        ):  # (from so many MiB on, steps), in order; the first counts for smaller sizes too
+            divisions = ([divisions[0][1]] + [steps for first, steps in divisions if size >= first * MIB])[-1]
+        if divisions > 1 and size > 512 * divisions:
             floor = 1
             while floor * 2 <= size:
                 floor *= 2
             value = floor
             while value < size:
-                value += floor // self.divisions
+                value += floor // divisions
             return value
         return max(512, (size + 511) // 512 * 512)
 
@@ -221,6 +233,8 @@ class CacheTwin:
             found = self.take(size, stream, small)
         if found is None:
             self.counts["num_ooms"] += 1
+            is_over = self.limit is not None and self.reserved + self.segment(size) > self.limit
+            self.counts["num_oom_rejections"] += int(self.throws and is_over)
             raise Full
         return found
 
