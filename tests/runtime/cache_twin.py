@@ -198,12 +198,11 @@ class CacheTwin:
             self.bump("inactive_split", run.small, blocks)
             self.bump("inactive_split_bytes", run.small, nbytes)
 
-    def reclaim(self):
-        for run in self.runs:
-            for piece in list(run.pieces):
-                done = all(self.queues.is_past(stream, mark) for stream, mark in piece.marks.items())
-                if piece.state == "waiting" and done:
-                    self.idle(run, piece)
+    def reclaim(self, *, is_all=False):
+        waiting = [(run.where(one), run, one) for run in self.runs for one in run.pieces if one.state == "waiting"]
+        for _, run, piece in sorted(waiting, key=lambda entry: entry[0]):  # torch_npu leaves the order open
+            if is_all or all(self.queues.is_past(stream, mark) for stream, mark in piece.marks.items()):
+                self.idle(run, piece)
 
     def search(self, size, stream, small):
         ours = [run for run in self.runs if (run.stream, run.small) == (stream, small)]
@@ -333,10 +332,7 @@ class CacheTwin:
     def empty(self):
         self.queues.wait(self.queues.ends)
         self.counts["num_sync_all_streams"] += 1
-        for run in self.runs:
-            for piece in list(run.pieces):
-                if piece.state == "waiting":
-                    self.idle(run, piece)
+        self.reclaim(is_all=True)
         if not self.expandable:
             for run in self.idle_runs():
                 self.drop(run)
