@@ -4,7 +4,8 @@ import random
 
 import ascend_jax as aj
 from ascend_jax.runtime.layout import HeapEntry, HeapWord
-from tests.runtime.cache_twin import MIB, CacheTwin, Full, Queues
+from tests.runtime.cache_twin import MIB, CacheTwin, Full
+from tests.runtime.cache_twin_parts import Queues
 
 LENGTH = 40
 HBM_BYTES, MAX_BLOCKS = 162 * MIB, 24
