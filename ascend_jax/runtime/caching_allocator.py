@@ -102,9 +102,10 @@ def cache_alloc(
       ValueError: ``nbytes`` is negative.
       TypeError: ``nbytes`` is no whole number.
       AscendError: 107003 for an unknown stream.
-      CacheOutOfMemory: 207001, the memory is not there even now that all that could be was given back; ``report`` says
-        what was requested, free, cached and in use by whom. Go on with ``cache`` and ``card`` of the exception; those
-        passed in are as they were, unless the card was made with ``donate=True``.
+      CacheOutOfMemory: 207001, the memory is not there even now that all that could be was given back (or 900004, the
+        card's ``max_blocks`` are in use); ``report`` says what was requested, free, cached and in use by whom. Go on
+        with ``cache`` and ``card`` of the exception; those passed in are as they were, unless the card was made with
+        ``donate=True``.
     """
     if isinstance(nbytes, bool | np.bool_) or not isinstance(nbytes, int | np.integer):
         raise TypeError(f"nbytes = {nbytes!r}: must be a whole number of bytes")

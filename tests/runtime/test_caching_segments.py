@@ -22,6 +22,16 @@ def test_a_donated_card_goes_on_after_it_ran_out():
     aj.raise_if_error(s.card)
 
 
+def test_a_full_table_is_told_from_full_memory():
+    card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0, max_commands=16, max_blocks=2)
+    s = Session(card, pad_bytes=0)
+    s.alloc(20 * MIB), s.alloc(20 * MIB)
+    with pytest.raises(aj.CacheOutOfMemory, match="max_blocks") as caught:
+        s.alloc(20 * MIB)
+    assert caught.value.code == aj.Code.HEAP_TABLE_FULL and caught.value.report.free_bytes > 60 << 30
+    aj.raise_if_error(caught.value.card)
+
+
 @pytest.mark.parametrize(("options", "first", "second"), [
     ("garbage_collection_threshold:0.3", 60 * MIB, 64 * MIB), ("max_split_size_mb:20", 60 * MIB, 40 * MIB),
     ("", 60 * MIB, 64 * MIB),
