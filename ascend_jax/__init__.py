@@ -38,6 +38,7 @@ from ascend_jax.runtime.caching_reports import (
 )
 from ascend_jax.runtime.caching_segments import empty_cache
 from ascend_jax.runtime.caching_state import CachingAllocator
+from ascend_jax.runtime.caching_workspace import cache_workspace
 from ascend_jax.runtime.callbacks import launch_callback, process_report, subscribe_report, unsubscribe_report
 from ascend_jax.runtime.capture import capture_begin, capture_end, capture_info
 from ascend_jax.runtime.codes import AscendError, Code, ParameterError
@@ -59,6 +60,7 @@ from ascend_jax.runtime.device import (
     set_device,
     stream_priority_range,
 )
+from ascend_jax.runtime.early import EarlyAccess, early_accesses
 from ascend_jax.runtime.edge import QUICK_TO_COMPILE, QUICK_TO_RUN
 from ascend_jax.runtime.event_queries import (
     event_available_count,
@@ -131,6 +133,7 @@ from ascend_jax.runtime.peers import (
     memcpy_peer,
     peer_access_status,
 )
+from ascend_jax.runtime.physical_memory import free_physical, malloc_physical, mem_allocation_granularity
 from ascend_jax.runtime.pool_stats import PoolStats, mem_pool_stats
 from ascend_jax.runtime.pools import (
     PoolReuse,
@@ -171,15 +174,7 @@ from ascend_jax.runtime.threads import (
 from ascend_jax.runtime.timeouts import set_op_execute_timeout, set_op_wait_timeout
 from ascend_jax.runtime.transfers import download, host_read, host_write, upload
 from ascend_jax.runtime.value_marks import value_wait, value_write
-from ascend_jax.runtime.virtual_memory import (
-    free_physical,
-    malloc_physical,
-    map_mem,
-    mem_allocation_granularity,
-    release_mem_address,
-    reserve_mem_address,
-    unmap_mem,
-)
+from ascend_jax.runtime.virtual_memory import map_mem, release_mem_address, reserve_mem_address, unmap_mem
 
 __version__ = "0.1.0"
 
@@ -197,6 +192,7 @@ __all__ = [
     "Code",
     "CoreMemory",
     "Cost",
+    "EarlyAccess",
     "EventFlag",
     "FreedInUse",
     "GlobalTensor",
@@ -221,6 +217,7 @@ __all__ = [
     "alloc_local",
     "cache_alloc",
     "cache_free",
+    "cache_workspace",
     "caching_allocator",
     "can_access_peer",
     "capture_begin",
@@ -249,6 +246,7 @@ __all__ = [
     "disable_peer_access",
     "download",
     "earliest_thread",
+    "early_accesses",
     "empty_cache",
     "enable_peer_access",
     "end_thread",

@@ -5,9 +5,13 @@
 An operation of a lane draws one of ``live`` places: it frees the block that lies there, or allocates 1 byte to 4 MiB if
 none does. The first operations fill all places, so ``live_blocks``, the most that were live at once in any lane, is the
 number of places; later on about half of them are taken.
+
+``ns_per_op_by_live_blocks`` is CPU time for tables of that many blocks; ``growth_per_block`` is how its growth from the
+size before compares with that of the table: at most 1 is no worse than linear.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -62,65 +66,88 @@ def run_lane(card: aj.CardState, live: int, program: jax.Array) -> tuple[jax.Arr
     return card.hbm.words[HeapWord.COUNT], most, aj.first_failure(card)
 
 
-def measure_lanes(lanes: int, ops: int, live: int, rounds: int) -> dict[str, Any]:
-    """Return the rate over all host devices, and what the lanes came to."""
-    card = small_card(live)
-    mesh = jax.make_mesh((jax.device_count(),), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
-    spec = jax.sharding.PartitionSpec("device")
-    tile = max(1, min(lanes // jax.device_count(), TILE_BYTES // card.hbm.blocks.nbytes))
-    traces = 0
+class Case:
+    """Lanes of programs that keep up to ``live`` blocks, compiled, and what their rounds took."""
 
-    def run(programs: jax.Array) -> tuple:
-        nonlocal traces
-        traces += 1
-        return lax.map(lambda program: run_lane(card, live, program), programs, batch_size=tile)
+    def __init__(self, lanes: int, ops: int, live: int, rounds: int) -> None:
+        self.calls, self.traces, self.wall_s, self.cpu_s = lanes * ops, 0, [], []
+        card = small_card(live)
+        mesh = jax.make_mesh((jax.device_count(),), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
+        spec = jax.sharding.PartitionSpec("device")
+        tile = max(1, min(lanes // jax.device_count(), TILE_BYTES // card.hbm.blocks.nbytes))
 
-    mapped = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
-    programs = [
-        jax.device_put(draw(lanes, ops, live, seed), jax.sharding.NamedSharding(mesh, spec)) for seed in range(rounds)
-    ]
-    started = time.perf_counter()
-    compiled = mapped.lower(programs[0]).compile(compiler_options={"xla_cpu_prefer_vector_width": 512})
-    compile_s = time.perf_counter() - started
-    taken = []
-    for program in programs:
-        jax.block_until_ready(program)
+        def run(programs: jax.Array) -> tuple:
+            self.traces += 1
+            return lax.map(lambda program: run_lane(card, live, program), programs, batch_size=tile)
+
+        mapped = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+        sharding = jax.sharding.NamedSharding(mesh, spec)
+        self.programs = [jax.device_put(draw(lanes, ops, live, seed), sharding) for seed in range(rounds)]
         started = time.perf_counter()
-        count, most, failure = jax.block_until_ready(compiled(program))
-        taken.append(time.perf_counter() - started)
-    assert not np.asarray(failure).any(), "an operation failed"
-    return {
-        "ops_per_s": lanes * ops / min(taken),
-        "spread": max(taken) / min(taken),
-        "live_blocks": int(np.asarray(most).max()),
-        "mean_live_blocks": float(np.asarray(count).mean()),
-        "compile_s": compile_s,
-        "traces": traces,
-    }
+        options = {"xla_cpu_prefer_vector_width": 512}
+        self.compiled = mapped.lower(self.programs[0]).compile(compiler_options=options)
+        self.compile_s = time.perf_counter() - started
+        jax.block_until_ready(self.programs)
+
+    def run(self, number: int) -> None:
+        """Run and time one round."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        self.count, self.most, failure = jax.block_until_ready(self.compiled(self.programs[number]))
+        self.wall_s.append(time.perf_counter() - wall)
+        self.cpu_s.append(time.process_time() - cpu)
+        assert not np.asarray(failure).any(), "an operation failed"
+
+    @property
+    def cpu_ns_per_op(self) -> float:
+        """CPU time of all threads for one operation, median of the rounds: what a shared machine shows best."""
+        return 1e9 * statistics.median(self.cpu_s) / self.calls
 
 
 def measure_pair(rounds: int) -> dict[str, float]:
     """Return the time of one malloc and one free made one by one on a card with default sizes, in us."""
     card = aj.init(aj.chip("Ascend910B2"))
-    taken = []
+    wall, cpu = [], []
     for _ in range(100 * rounds):
-        started = time.perf_counter()
+        started, spent = time.perf_counter(), time.process_time()
         card, pointer = aj.malloc(card, 4096)
         card = aj.free(card, pointer)
         jax.block_until_ready(card.status)
-        taken.append(1e6 * (time.perf_counter() - started))
-    return {"eager_pair_us": statistics.median(taken[5:]), "eager_pair_best_us": min(taken)}
+        wall.append(1e6 * (time.perf_counter() - started))
+        cpu.append(1e6 * (time.process_time() - spent))
+    return {
+        "eager_pair_us": statistics.median(wall[5:]),
+        "eager_pair_best_us": min(wall),
+        "eager_pair_cpu_us": statistics.median(cpu[5:]),
+    }
 
 
 def measure(lanes: int, ops: int, live: int, rounds: int) -> dict[str, Any]:
-    """Return every figure of this tool."""
-    result = measure_lanes(lanes, ops, live, rounds) | {"lanes": lanes, "ops": ops, "devices": jax.device_count()}
-    result |= measure_pair(rounds)
-    costs = {}
+    """Return every figure of this tool; rounds of all sizes take turns."""
+    main = Case(lanes, ops, live, rounds)
+    cases = {}
     for count in LIVE_COUNTS:
         few = max(jax.device_count(), min(lanes, lanes * 128 // count))
-        costs[str(count)] = 1e9 / measure_lanes(few, 2 * ops, count, rounds)["ops_per_s"]
-    return result | {"ns_per_op_by_live_blocks": costs}
+        cases[count] = Case(few, 2 * ops, count, rounds)
+    for number in range(rounds):
+        for case in (main, *cases.values()):
+            case.run(number)
+    costs = {count: case.cpu_ns_per_op for count, case in cases.items()}
+    steps = itertools.pairwise(LIVE_COUNTS)
+    return {
+        "ops_per_s": main.calls / min(main.wall_s),
+        "spread": max(main.wall_s) / min(main.wall_s),
+        "live_blocks": int(np.asarray(main.most).max()),
+        "mean_live_blocks": float(np.asarray(main.count).mean()),
+        "compile_s": main.compile_s,
+        "traces": main.traces,
+        "lanes": lanes,
+        "ops": ops,
+        "devices": jax.device_count(),
+        "cpu_ns_per_op": main.cpu_ns_per_op,
+        **measure_pair(rounds),
+        "ns_per_op_by_live_blocks": {str(count): cost for count, cost in costs.items()},
+        "growth_per_block": {str(high): costs[high] / costs[low] * low / high for low, high in steps},
+    }
 
 
 def main() -> None:
@@ -129,7 +156,7 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=1024, help="cards at a time (default %(default)s)")
     parser.add_argument("--ops", type=int, default=1000, help="operations of each (default %(default)s)")
     parser.add_argument("--live", type=int, default=128, help="most blocks live at once (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="timed rounds (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="timed rounds (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", os.cpu_count())

@@ -1,10 +1,14 @@
-"""Compare the device and pinned memory allocators with their plain Python twin on random sequences.
+"""Compare the memory allocators with their plain Python twins on random sequences.
 
-    python tools/fuzz_memory.py --sequences 50000 --seed 1 [--json]
+    python tools/fuzz_memory.py [--kind heap] --sequences 50000 --seed 1 [--json]
 
-Every sequence is 40 calls of malloc and free with all policies, edge sizes, and wrong arguments; pointers, codes,
-counters and every block are compared after each call. A sequence depends on its number only. Exit status 1 means a
-difference; the first one is printed.
+heap: device and pinned memory, 512 sequences at a time. Every sequence is 40 calls of malloc and free with all
+policies, edge sizes, and wrong arguments; pointers, codes, counters and every block are compared after each call.
+cache: the caching allocator, one sequence after another. Every sequence draws an option string and 40 calls of alloc,
+free, record_stream, empty_cache, tasks in streams and waits for them; pointers, blocks, segments, device memory and
+every statistic are compared after each call.
+
+A sequence depends on its kind and number only. Exit status 1 means a difference; the first one is printed.
 """
 
 import argparse
@@ -18,24 +22,17 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.runtime import heap_programs
+from tests.runtime import cache_programs, heap_programs
 
 LANES = 512
 
 
-def main() -> None:
-    """Parse the flags, compare, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sequences", type=int, default=50_000, help="how many (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="first number is seed * 1,000,000 (default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args()
-    started, card = time.perf_counter(), heap_programs.small_card()
-    lanes = jax.jit(jax.vmap(heap_programs.run, in_axes=(None, 0)))
-    first = options.seed * 1_000_000
+def compare_heap(first: int, sequences: int) -> dict:
+    """Return how many sequences and calls of the heap were equal, and the first difference."""
+    card, lanes = heap_programs.small_card(), jax.jit(jax.vmap(heap_programs.run, in_axes=(None, 0)))
     result: dict = {"sequences_equal": 0, "calls": 0, "difference": None}
-    for number in range(first, first + options.sequences, LANES):
-        count = min(LANES, first + options.sequences - number)
+    for number in range(first, first + sequences, LANES):
+        count = min(LANES, first + sequences - number)
         drawn = np.stack([heap_programs.draw(number + lane) for lane in range(LANES)])
         answers = heap_programs.card_answers(jax.device_get(lanes(card, drawn)[1]))[:count]
         expected = np.stack([heap_programs.twin_run(program) for program in drawn[:count]])
@@ -51,6 +48,33 @@ def main() -> None:
             break
         result["sequences_equal"] += count
         result["calls"] += count * heap_programs.LENGTH
+    return result
+
+
+def compare_cache(first: int, sequences: int) -> dict:
+    """Return how many sequences and calls of the caching allocator were equal, and the first difference."""
+    start = cache_programs.fresh_card()
+    result: dict = {"sequences_equal": 0, "calls": 0, "difference": None}
+    for number in range(first, first + sequences):
+        calls, result["difference"] = cache_programs.run(number, *start)
+        result["calls"] += calls
+        if result["difference"]:
+            break
+        result["sequences_equal"] += 1
+    return result
+
+
+def main() -> None:
+    """Parse the flags, compare, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kind", choices=("heap", "cache"), default="heap", help="what (default %(default)s)")
+    parser.add_argument("--sequences", type=int, default=50_000, help="how many (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="first number is seed * 1,000,000 (default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    started = time.perf_counter()
+    compare = {"heap": compare_heap, "cache": compare_cache}[options.kind]
+    result = compare(options.seed * 1_000_000, options.sequences)
     result["seconds"] = round(time.perf_counter() - started, 1)
     if options.json:
         print(json.dumps(result))

@@ -1,4 +1,8 @@
-"""On-chip memory: what a core's buffers take in L1, L0A, L0B, L0C and UB, and whether they fit."""
+"""On-chip memory: what a core's buffers take in L1, L0A, L0B, L0C and UB, and whether they fit.
+
+:class:`Level` is the one allocator of an on-chip memory. :func:`place` lays the buffers of a tile with it, the sizes of
+which may be traced; ``CoreMemory`` (see ``chip.tensors``) allocates and frees tensors of a kernel with it.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,6 +22,47 @@ _INT32_MAX = 2**31 - 1
 
 class OnChipError(ValueError):
     """Buffers do not fit into an on-chip memory."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """One memory, allocated lowest place first, in whole units of its alignment. What is free lies in holes and behind.
+
+    Placing takes no notice of the capacity: ``end_bytes`` above it means that something does not fit.
+    """
+
+    name: str  # one of LEVELS
+    capacity_bytes: Any  # int, or traced [...] int32
+    end_bytes: Any = 0  # past the last byte taken
+    holes: tuple[tuple[int, int], ...] = ()  # (first, past the last) free byte below `end_bytes`, in address order
+
+    def aligned(self, size_bytes: Any) -> Any:
+        """Bytes that `size_bytes` take: whole units of 32 B (L1, UB) or 512 B (L0A, L0B, L0C, L2)."""
+        unit = ALIGN_BYTES[self.name]
+        return -(-size_bytes // unit) * unit
+
+    def taken(self, size_bytes: Any) -> tuple["Level", Any]:
+        """The level with `size_bytes`, whole units, taken at the lowest place that holds them, and that place."""
+        for index, (first, end) in enumerate(self.holes):  # only what was freed leaves holes, and then sizes are ints
+            if end - first >= size_bytes:
+                rest = ((first + size_bytes, end),) if end - first > size_bytes else ()
+                return dataclasses.replace(self, holes=(*self.holes[:index], *rest, *self.holes[index + 1 :])), first
+        return dataclasses.replace(self, end_bytes=_saturating_add(self.end_bytes, size_bytes)), self.end_bytes
+
+    def freed(self, first: int, size_bytes: int) -> "Level":
+        """The level with bytes given back that `taken` has placed."""
+        holes: list[tuple[int, int]] = []
+        for low, high in sorted((*self.holes, (first, first + size_bytes))):
+            joins = holes and holes[-1][1] == low
+            holes[-1:] = [(holes[-1][0], high)] if joins else [*holes[-1:], (low, high)]
+        if holes[-1][1] == self.end_bytes:
+            return dataclasses.replace(self, end_bytes=holes[-1][0], holes=tuple(holes[:-1]))
+        return dataclasses.replace(self, holes=tuple(holes))
+
+    @property
+    def runs(self) -> list[int]:
+        """Lengths of the runs of free bytes, from concrete numbers."""
+        return [end - first for first, end in self.holes] + [self.capacity_bytes - self.end_bytes]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,15 +120,14 @@ def place(spec: ChipSpec, buffers: Sequence[Buffer]) -> OnChipPlan:
         >>> plan.report()[1]["offset_bytes"], bool(plan.fits)
         (65536, False)
     """
-    free: dict[str, Any] = dict.fromkeys(LEVELS, 0)
+    levels = empty_levels(spec)
     offsets = []
     for buffer in buffers:
-        offsets.append(free[buffer.level])
-        align = ALIGN_BYTES[buffer.level]
-        step = -(-buffer.size_bytes // align) * align * buffer.copies
-        free[buffer.level] = _saturating_add(free[buffer.level], step)
-    used = _stack([free[level] for level in LEVELS])
-    capacity = _stack([capacity_bytes(spec, level) for level in LEVELS])
+        level = levels[buffer.level]
+        levels[buffer.level], offset = level.taken(level.aligned(buffer.size_bytes) * buffer.copies)
+        offsets.append(offset)
+    used = _stack([level.end_bytes for level in levels.values()])
+    capacity = _stack([level.capacity_bytes for level in levels.values()])
     return OnChipPlan(
         offset_bytes=_stack(offsets),
         size_bytes=_stack([buffer.size_bytes for buffer in buffers]),
@@ -94,9 +138,9 @@ def place(spec: ChipSpec, buffers: Sequence[Buffer]) -> OnChipPlan:
     )
 
 
-def capacity_bytes(spec: ChipSpec, level: str) -> Any:
-    """What a level of a chip holds, int32 `[...]` with the batch axes of `spec`."""
-    return _as_int32(spec[_FIELD[level]])
+def empty_levels(spec: ChipSpec) -> dict[str, Level]:
+    """The empty memories of a core of a chip, and L2, by name; capacities int32 `[...]` with the axes of `spec`."""
+    return {level: Level(level, _as_int32(spec[_FIELD[level]])) for level in LEVELS}
 
 
 def require(plan: OnChipPlan) -> OnChipPlan:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ascend_jax.chip.onchip import ALIGN_BYTES, LEVELS, OnChipError, capacity_bytes
+from ascend_jax.chip.onchip import LEVELS, Level, OnChipError, empty_levels
 from ascend_jax.chip.spec import ChipSpec
 
 
@@ -79,22 +79,17 @@ class LocalBuffer:
 class CoreMemory:
     """The memories of one core (and L2, which all share) with what lies in them."""
 
-    capacity_bytes: Mapping[str, int]
-    taken: Mapping[str, tuple[tuple[int, int, str, int], ...]]  # per level (offset, aligned bytes, name, serial)
+    levels: Mapping[str, Level]
+    live: Mapping[int, tuple[str, int, int]]  # by serial number: level, offset, aligned bytes
     made: int = dataclasses.field(default=0, compare=False)  # allocations so far
 
     def free_bytes(self, level: str) -> int:
         """Return the free bytes of a level."""
-        return self.capacity_bytes[_known(level)] - sum(size for _, size, *_ in self.taken[level])
+        return sum(self.levels[_known(level)].runs)
 
     def largest_free_bytes(self, level: str) -> int:
         """Return the longest run of free bytes of a level."""
-        return max(end - begin for begin, end in self._gaps(_known(level)))
-
-    def _gaps(self, level: str) -> list[tuple[int, int]]:
-        starts = [offset for offset, *_ in self.taken[level]] + [self.capacity_bytes[level]]
-        ends = [0] + [offset + size for offset, size, *_ in self.taken[level]]
-        return list(zip(ends, starts, strict=True))
+        return max(self.levels[_known(level)].runs)
 
 
 def core_memory(spec: ChipSpec) -> CoreMemory:
@@ -106,8 +101,11 @@ def core_memory(spec: ChipSpec) -> CoreMemory:
     >>> left.turn(3).offset_bytes, memory.free_bytes("L0A")
     (16384, 32768)
     """
-    capacity = {level: int(capacity_bytes(spec, level)) for level in LEVELS}
-    return CoreMemory(MappingProxyType(capacity), MappingProxyType(dict.fromkeys(LEVELS, ())))
+    levels = empty_levels(spec)
+    whole = {
+        name: dataclasses.replace(level, capacity_bytes=int(level.capacity_bytes)) for name, level in levels.items()
+    }
+    return CoreMemory(MappingProxyType(whole), MappingProxyType({}))
 
 
 def alloc_local(
@@ -124,21 +122,21 @@ def alloc_local(
     kind, extents = np.dtype(dtype), tuple(int(extent) for extent in shape)
     if copies < 1 or any(extent < 0 for extent in extents):
         raise ValueError(f"shape = {extents}, copies = {copies}: extents must be 0 or more, copies 1 or more")
-    tensors, align = [], ALIGN_BYTES[_known(level)]
+    tensors = []
     for copy in range(copies):
-        label = f"{name}[{copy}]" if copies > 1 else name
-        size = max(-(-math.prod(extents) * kind.itemsize // align), 1) * align
-        places = [begin for begin, end in memory._gaps(level) if end - begin >= size]
-        if not places:
+        label, before = f"{name}[{copy}]" if copies > 1 else name, memory.levels[_known(level)]
+        size = before.aligned(max(math.prod(extents) * kind.itemsize, 1))  # so that no two begin at one place
+        now, offset = before.taken(size)
+        if now.end_bytes > now.capacity_bytes:
             raise OnChipError(
                 f"{level}: {label or 'a tensor'} asks for {size} bytes, {memory.free_bytes(level)} are free, "
-                f"{memory.largest_free_bytes(level)} of them in one run, of {memory.capacity_bytes[level]}; "
+                f"{memory.largest_free_bytes(level)} of them in one run, of {now.capacity_bytes}; "
                 "take a smaller tile, fewer copies, or free what is no longer used"
             )
-        taken = tuple(sorted((*memory.taken[level], (places[0], size, label, memory.made + 1))))
-        taken_now = MappingProxyType({**memory.taken, level: taken})
-        memory = dataclasses.replace(memory, taken=taken_now, made=memory.made + 1)
-        tensors.append(LocalTensor(level, label, places[0], extents, kind, memory.made))
+        serial = memory.made + 1
+        live = MappingProxyType({**memory.live, serial: (level, offset, size)})
+        memory = CoreMemory(MappingProxyType({**memory.levels, level: now}), live, serial)
+        tensors.append(LocalTensor(level, label, offset, extents, kind, serial))
     return memory, LocalBuffer(tuple(tensors))
 
 
@@ -149,11 +147,12 @@ def free_local(memory: CoreMemory, buffer: LocalBuffer) -> CoreMemory:
       ValueError: One is not allocated, or was given back before.
     """
     for tensor in buffer.tensors:
-        rows = memory.taken[tensor.level]
-        kept = tuple(row for row in rows if (row[0], row[3]) != (tensor.offset_bytes, tensor.serial))
-        if len(kept) == len(rows):
+        level, offset, size = memory.live.get(tensor.serial, ("", 0, 0))
+        if (level, offset) != (tensor.level, tensor.offset_bytes):
             raise ValueError(f"{tensor.level}: {tensor.name!r} at {tensor.offset_bytes} is not allocated")
-        memory = dataclasses.replace(memory, taken=MappingProxyType({**memory.taken, tensor.level: kept}))
+        live = MappingProxyType({serial: one for serial, one in memory.live.items() if serial != tensor.serial})
+        levels = MappingProxyType({**memory.levels, level: memory.levels[level].freed(offset, size)})
+        memory = CoreMemory(levels, live, memory.made)
     return memory
 
 

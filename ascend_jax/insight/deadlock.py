@@ -12,7 +12,7 @@ from ascend_jax.insight.extract import Rows, address, rows_of, timeline
 from ascend_jax.insight.timeline import Timeline, stream_name
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.handles import thread_cell
-from ascend_jax.runtime.layout import TASKS, Change, Condition, Field, Kind, Phase, Resource
+from ascend_jax.runtime.layout import NONE, TASKS, Change, Condition, Field, Kind, Phase, Resource
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import status
 
@@ -215,6 +215,8 @@ def _wanted(log: _Log, position: int) -> str:
     """What the command waits for, in words."""
     mine = log.rows.fields[position]
     match Kind(mine[Field.KIND]):
+        case Kind.EVENT_WAIT if mine[Field.OBJECT] == NONE:
+            return "the stream that gave memory of a pool back"
         case Kind.EVENT_WAIT if mine[Field.CONDITION] == Condition.NONE:
             return f"the record of event {mine[Field.OBJECT]} to which it was bound"
         case Kind.EVENT_WAIT:

@@ -2,10 +2,14 @@
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Callable
 
 MIB = 1 << 20
 UNLIMITED = 2**63
+INTERVALS = (
+    16  # of sizes that are rounded alike: from below 2 MiB to 32 GiB and more (torch, AcceleratorAllocatorConfig)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,10 +20,15 @@ class AllocatorOptions:
     max_non_split_rounding_bytes: int = 20 * MIB  # what may be wasted when such a block is taken whole
     garbage_collection_threshold: float = 0.0  # share of the allowed memory above which old segments are freed; 0: off
     expandable_segments: bool = False  # segments grow in place
-    roundup_power2_divisions: int = 0  # sizes are rounded to steps of a power of two; 0: to 512 bytes
+    roundup_power2_divisions: tuple[int, ...] = (0,) * 16  # [i]: steps of a power of two from 2**i MiB on; 0: 512 bytes
     large_segment_bytes: int = 20 * MIB  # segment of blocks from 1 to 10 MiB
     per_process_memory_fraction: float = 1.0  # share of the device's memory that it may reserve
     page_size_1g: bool = False  # segments of whole 1 GiB pages
+    throw_on_npumalloc_oom: bool = False  # what the fraction refuses is counted as rejected
+
+    def divisions_for(self, size: int) -> int:
+        """Return into how many steps the powers of two around a size in bytes are divided."""
+        return self.roundup_power2_divisions[min(max(size.bit_length() - MIB.bit_length(), 0), INTERVALS - 1)]
 
 
 def _megabytes(least: int, most: int = 1 << 20) -> Callable[[str, str], int]:
@@ -62,11 +71,37 @@ def _switch(key: str, text: str) -> bool:
     return text == "True"
 
 
-def _divisions(key: str, text: str) -> int:
-    value = _whole(key, text, 1, 64)
+def _steps(key: str, text: str) -> int:
+    value = _whole(key, text, 0, 64)
     if value & (value - 1):
         raise ValueError(f"{key}:{text}: must be a power of two")
     return value
+
+
+def _divisions(key: str, text: str) -> tuple[int, ...]:
+    """Read one number for all sizes, or a list such as ``[256:1,512:2,>:4]``: from 256 MiB on 1, from 512 on 2, ..."""
+    if not text.startswith("["):
+        return (_steps(key, text),) * INTERVALS
+    divisions, last = [0] * INTERVALS, -1
+    for item in text.removeprefix("[").removesuffix("]").split(","):
+        limit, colon, value = (part.strip() for part in item.partition(":"))
+        if not colon or not text.endswith("]"):
+            raise ValueError(f"{key}:{text}: must be a number, or [MiB:number,...,>:number]")
+        if limit == ">":
+            divisions[last + 1 :] = [_steps(key, value)] * (INTERVALS - 1 - last)
+            continue
+        at = min(_steps_limit(key, limit), INTERVALS - 1)
+        if last < 0:
+            divisions[:at] = [_steps(key, value)] * at
+        divisions[at], last = _steps(key, value), at
+    return tuple(divisions)
+
+
+def _steps_limit(key: str, text: str) -> int:
+    size = _whole(key, text, 1, 1 << 20)
+    if size & (size - 1):
+        raise ValueError(f"{key}:{text}: the size in MiB must be a power of two")
+    return size.bit_length() - 1
 
 
 def _page_size(key: str, text: str) -> bool:
@@ -85,6 +120,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
     "segment_size_mb": ("large_segment_bytes", _megabytes(20, 512)),  # its old name
     "per_process_memory_fraction": ("per_process_memory_fraction", _fraction),
     "page_size": ("page_size_1g", _page_size),
+    "throw_on_npumalloc_oom": ("throw_on_npumalloc_oom", _switch),
 }
 # of alignment, the pinned host cache and locks: read, but no result here shows them
 _UNMODELLED: dict[str, Callable[[str, str], object]] = {
@@ -97,8 +133,10 @@ _UNMODELLED: dict[str, Callable[[str, str], object]] = {
     "pinned_reserve_segment_size_mb": _count,
     "multi_stream_lazy_reclaim": _switch,
     "release_lock_on_npumalloc": _switch,
-    "throw_on_npumalloc_oom": _switch,
 }
+
+
+_COMMAS = r",(?![^\[]*\])"  # outside brackets
 
 
 def parse_allocator_options(text: str) -> AllocatorOptions:
@@ -116,7 +154,7 @@ def parse_allocator_options(text: str) -> AllocatorOptions:
     """
     seen: dict[str, object] = {}
     given: set[str] = set()
-    for item in filter(None, (part.strip() for part in text.split(","))):
+    for item in filter(None, (part.strip() for part in re.split(_COMMAS, text))):
         key, colon, value = (part.strip() for part in item.partition(":"))
         if not colon or not value:
             raise ValueError(f"{item!r}: must be key:value, separated by commas")

@@ -4,7 +4,14 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-COUNTERS = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
+COUNTERS = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_oom_rejections",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+)
 BY_POOL = (
     "allocation",
     "allocated_bytes",
@@ -25,7 +32,7 @@ NAMES = tuple(f"{name}.{pool}" for name in BY_POOL for pool in POOLS) + OVERSIZE
 class Held:
     """One block or segment, as far as the statistics look at it."""
 
-    kind: str  # "used", "waiting" (freed, other streams still use it), "cached", "segment"
+    kind: str  # "used", "waiting" (freed, other streams still use it), "cached", "segment", "mapped" (expandable one)
     size: int
     is_small: bool
     requested: int = 0
@@ -76,20 +83,20 @@ def _current(held: Iterable[Held]) -> dict[str, int]:
             now[f"{name}.{pool}"] = now.get(f"{name}.{pool}", 0) + count
 
     for one in held:
+        if one.kind in ("segment", "mapped"):
+            add("reserved_bytes", one, one.size)
         if one.kind == "segment":
             add("segment", one, 1)
-            add("reserved_bytes", one, one.size)
             now["oversize_segments"] = now.get("oversize_segments", 0) + one.is_oversize
-            continue
         if one.kind == "used":
             add("allocation", one, 1)
             add("allocated_bytes", one, one.size)
-            add("requested_bytes", one, one.requested)
             now["oversize_allocations"] = now.get("oversize_allocations", 0) + one.is_oversize
         if one.kind in ("used", "waiting"):
             add("active", one, 1)
             add("active_bytes", one, one.size)
-        elif one.is_split:
+            add("requested_bytes", one, one.requested)
+        if one.kind == "cached" and one.is_split:
             add("inactive_split", one, 1)
             add("inactive_split_bytes", one, one.size)
     return now

@@ -13,7 +13,7 @@ from ascend_jax.runtime import callsite
 from ascend_jax.runtime.allocator_options import parse_allocator_options
 from ascend_jax.runtime.allocator_stats import AllocatorStats
 from ascend_jax.runtime.caching_reports import CacheOutOfMemory, shortage
-from ascend_jax.runtime.caching_segments import joined, new_block
+from ascend_jax.runtime.caching_segments import is_refused_by_fraction, joined, last_block, new_block
 from ascend_jax.runtime.caching_state import MIN_BLOCK, SMALL_SIZE, Block, CachingAllocator, rounded_size, with_blocks
 from ascend_jax.runtime.codes import AscendError, Code
 from ascend_jax.runtime.edge import Site, verb
@@ -69,8 +69,10 @@ def _should_split(cache: CachingAllocator, block: Block, size: int) -> bool:
 
 
 def _best(cache: CachingAllocator, size: int, stream: int) -> Block | None:
+    """Return the smallest block that fits, the lowest of equal ones; what can still grow counts as the largest."""
     fitting = [block for block in cache.blocks.values() if _fits(cache, block, size, stream)]
-    return min(fitting, key=lambda block: (block.size, block.address)) if fitting else None
+    growing = last_block(cache, size <= SMALL_SIZE, stream) if cache.options.expandable_segments else None
+    return min(fitting, key=lambda block: (block == growing, block.size, block.address), default=None)
 
 
 def _older(cache: CachingAllocator, is_small: bool) -> CachingAllocator:
@@ -100,9 +102,10 @@ def cache_alloc(
       ValueError: ``nbytes`` is negative.
       TypeError: ``nbytes`` is no whole number.
       AscendError: 107003 for an unknown stream.
-      CacheOutOfMemory: 207001, the memory is not there even now that all that could be was given back; ``report`` says
-        what was requested, free, cached and in use by whom. Go on with ``cache`` and ``card`` of the exception; those
-        passed in are as they were, unless the card was made with ``donate=True``.
+      CacheOutOfMemory: 207001, the memory is not there even now that all that could be was given back (or 900004, the
+        card's ``max_blocks`` are in use); ``report`` says what was requested, free, cached and in use by whom. Go on
+        with ``cache`` and ``card`` of the exception; those passed in are as they were, unless the card was made with
+        ``donate=True``.
     """
     if isinstance(nbytes, bool | np.bool_) or not isinstance(nbytes, int | np.integer):
         raise TypeError(f"nbytes = {nbytes!r}: must be a whole number of bytes")
@@ -121,11 +124,15 @@ def cache_alloc(
     if block is None:
         cache, card, block = new_block(cache, card, size, int(slot), site)
     if block is None:
-        cache = dataclasses.replace(cache, stats=cache.stats.counted("num_ooms"))
+        stats = cache.stats.counted("num_ooms")
+        if cache.options.throw_on_npumalloc_oom and is_refused_by_fraction(cache, size):
+            stats = stats.counted("num_oom_rejections")
+        cache = dataclasses.replace(cache, stats=stats)
         raise CacheOutOfMemory(shortage(cache, card, nbytes, site_text), cache, card)
     blocks = dict(cache.blocks)
     if _should_split(cache, block, size):
-        blocks[block.address + size] = dataclasses.replace(block, address=block.address + size, size=block.size - size)
+        at = block.address + size
+        blocks[at] = dataclasses.replace(block, address=at, size=block.size - size, age=0)
         block = dataclasses.replace(block, size=size)
     blocks[block.address] = dataclasses.replace(block, requested=nbytes, site=site_text, age=0)
     return with_blocks(cache, blocks), card, block.address // GRANULE_BYTES
@@ -147,14 +154,14 @@ def cache_free(
         return cache, card
     block = _in_use(cache, pointer)
     marks = tuple((stream, int(card.clock[Clock.ENQUEUED])) for stream in block.streams)
-    freed = dataclasses.replace(block, requested=0, site="", streams=(), waits=marks)
+    freed = dataclasses.replace(block, streams=(), waits=marks)
     cache = with_blocks(cache, {**cache.blocks, block.address: freed})
     return (cache if marks else joined(cache, freed)), card
 
 
 def _in_use(cache: CachingAllocator, pointer: int) -> Block:
     block = cache.blocks.get(int(pointer) * GRANULE_BYTES)
-    if block is None or not block.requested:
+    if block is None or not block.is_used:
         raise AscendError(Code.RT_PARAM_INVALID, f"pointer {int(pointer)} is no block of the allocator in use")
     return block
 

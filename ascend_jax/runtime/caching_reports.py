@@ -5,6 +5,7 @@ import dataclasses
 from ascend_jax.runtime.allocator_options import UNLIMITED
 from ascend_jax.runtime.caching_state import CachingAllocator
 from ascend_jax.runtime.codes import AscendError, Code
+from ascend_jax.runtime.layout import HeapWord
 from ascend_jax.runtime.memory_info import OutOfMemory, Owner, memory_report
 from ascend_jax.runtime.state import CardState
 
@@ -12,11 +13,13 @@ from ascend_jax.runtime.state import CardState
 class CacheOutOfMemory(AscendError):
     """An allocation that did not fit even after everything cached was given back.
 
-    ``report`` has the numbers; ``cache`` and ``card`` are the allocator and the card to go on with.
+    ``report`` has the numbers; ``cache`` and ``card`` are the allocator and the card to go on with. The code is 207001,
+    or 900004 if the card has no row for one more block, however much is free.
     """
 
     def __init__(self, report: OutOfMemory, cache: CachingAllocator, card: CardState) -> None:
-        super().__init__(Code.MEMORY_ALLOCATION, str(report))
+        is_full = int(card.hbm.words[HeapWord.COUNT]) >= card.hbm.blocks.shape[-1]
+        super().__init__(Code.HEAP_TABLE_FULL if is_full else Code.MEMORY_ALLOCATION, str(report))
         self.report, self.cache, self.card = report, cache, card
 
 
@@ -25,10 +28,10 @@ def shortage(cache: CachingAllocator, card: CardState, nbytes: int, site: str) -
     device = memory_report(card)
     allowed = cache.allowed_bytes - cache.reserved_bytes
     is_limited = allowed < device.free_bytes
-    cached = sum(block.size for block in cache.blocks.values() if not block.requested)
+    cached = sum(block.size for block in cache.blocks.values() if not block.is_used)
     sites: dict[str, list[int]] = {}
     for block in cache.blocks.values():
-        if block.requested:
+        if block.is_used:
             sites.setdefault(block.site, []).append(block.size)
     owners = [Owner(name, sum(sizes), len(sizes)) for name, sizes in sites.items()]
     return OutOfMemory(
@@ -59,7 +62,7 @@ def reset_peak_memory_stats(cache: CachingAllocator) -> CachingAllocator:
 def memory_snapshot(cache: CachingAllocator) -> list[dict[str, object]]:
     """Return every segment with its blocks, as ``torch_npu.npu.memory_snapshot`` does; plain data, fit for JSON.
 
-    A block that reaches over parts of an expandable segment is listed with the part in which it begins.
+    What an expandable segment has given back in its middle leaves two of them.
     """
     rows: list[dict[str, object]] = []
     for address, segment in cache.segments.items():
@@ -70,7 +73,7 @@ def memory_snapshot(cache: CachingAllocator) -> list[dict[str, object]]:
             {
                 "address": address,
                 "total_size": segment.size,
-                "allocated_size": sum(one.size for one in inside if one.requested),
+                "allocated_size": sum(one.size for one in inside if one.is_used),
                 "active_size": sum(one.size for one in inside if not one.is_cached),
                 "segment_type": "small" if segment.is_small else "large",
                 "stream": inside[0].stream if inside else None,

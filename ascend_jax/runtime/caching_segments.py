@@ -1,6 +1,9 @@
 """Segments of the caching allocator: how it gets memory from the device, and how it gives memory back."""
 
 import dataclasses
+from types import MappingProxyType
+
+import numpy as np
 
 from ascend_jax.runtime.allocator_options import UNLIMITED
 from ascend_jax.runtime.caching_state import (
@@ -8,15 +11,16 @@ from ascend_jax.runtime.caching_state import (
     Block,
     CachingAllocator,
     Segment,
+    chunk_size,
     segment_size,
+    up,
     with_blocks,
 )
-from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.edge import Site, verb
 from ascend_jax.runtime.layout import GRANULE_BYTES
-from ascend_jax.runtime.memory import MallocPolicy, free, malloc_align32, malloc_at
+from ascend_jax.runtime.memory import MallocPolicy, free, free_part, free_workspace, grow, malloc_align32
 from ascend_jax.runtime.state import CardState
-from ascend_jax.runtime.status import clear_error, first_failure, last_code
+from ascend_jax.runtime.status import forgiven
 from ascend_jax.runtime.synchronize import synchronize_device
 
 
@@ -26,13 +30,13 @@ def new_block(
     """Make room for ``size``: a new segment, or after giving back what is cached; return the block or None."""
     cache, card = _collect_garbage(cache, card, site)
     cache, card, block = _grow(cache, card, size, stream, site)
-    if block is not None:
-        return cache, card, block
-    cache = dataclasses.replace(cache, stats=cache.stats.counted("num_alloc_retries"))
-    cache, card = _release_oversize(cache, card, size, site)
-    cache, card, block = _grow(cache, card, size, stream, site)
+    if block is None and cache.options.max_split_bytes != UNLIMITED:
+        cache, card, is_enough = _release_oversize(cache, card, size, stream, site)
+        if is_enough:
+            cache, card, block = _grow(cache, card, size, stream, site)
     if block is None:
         cache, card = empty_cache(cache, card, site=site)
+        cache = dataclasses.replace(cache, stats=cache.stats.counted("num_alloc_retries"))
         cache, card, block = _grow(cache, card, size, stream, site)
     return cache, card, block
 
@@ -40,48 +44,66 @@ def new_block(
 def _grow(
     cache: CachingAllocator, card: CardState, size: int, stream: int, site: Site
 ) -> tuple[CachingAllocator, CardState, Block | None]:
-    """Allocate a segment from the device; an expandable one first tries to become longer where it ends."""
-    is_small, is_giant = size <= SMALL_SIZE, cache.options.page_size_1g and size > SMALL_SIZE
-    tail = _tail(cache, is_small, stream) if cache.options.expandable_segments else None
-    for base in [tail, None] if tail else [None]:
-        length = segment_size(cache, size) if base is None else segment_size(cache, size - base.size)
-        if cache.reserved_bytes + length > cache.allowed_bytes:
-            continue
-        card, pointer = _place(card, length, is_giant, base, site)
-        if not pointer:
-            continue
-        address = pointer * GRANULE_BYTES
-        block = Block(address, length, stream, is_small)
-        if base is not None:
-            block = dataclasses.replace(base, size=base.size + length)
-        cache = dataclasses.replace(cache, stats=cache.stats.counted("num_device_alloc"))
-        segments = {**cache.segments, address: Segment(length, is_small)}
-        return with_blocks(cache, {**cache.blocks, block.address: block}, segments), card, block
-    return cache, card, None
+    """Take device memory: a new segment, or more of the expandable one that can become longer."""
+    length, is_small = segment_size(cache, size), size <= SMALL_SIZE
+    if is_refused_by_fraction(cache, size):
+        return cache, card, None
+    if cache.options.expandable_segments:
+        length = up(size, chunk_size(cache, is_small))
+        last = last_block(cache, is_small, stream)
+        if last is not None:
+            cache, card, block = _expand(cache, card, size, last)
+            if block is not None:
+                return cache, card, block
+    card, pointer = _place(card, length, cache.options.page_size_1g and not is_small, site)
+    if not pointer:
+        return cache, card, None
+    block = Block(pointer * GRANULE_BYTES, length, stream, is_small)
+    segments = {**cache.segments, block.address: Segment(length, is_small)}
+    cache = dataclasses.replace(cache, stats=cache.stats.counted("num_device_alloc"))
+    return with_blocks(cache, {**cache.blocks, block.address: block}, segments), card, block
 
 
-def _place(card: CardState, nbytes: int, is_giant: bool, base: Block | None, site: Site) -> tuple[CardState, int]:
-    """Allocate from the device, right behind ``base`` if that is given; 0 and no error if that does not fit."""
-    if base is not None:
-        card, pointer = malloc_at(card, (base.address + base.size) // GRANULE_BYTES, nbytes, site)
-        return card, int(pointer)
+def is_refused_by_fraction(cache: CachingAllocator, size: int) -> bool:
+    """Whether a segment for a block of ``size`` would be more than ``per_process_memory_fraction`` allows."""
+    is_limited = cache.options.per_process_memory_fraction < 1.0
+    return is_limited and cache.reserved_bytes + segment_size(cache, size) > cache.allowed_bytes
+
+
+def _expand(
+    cache: CachingAllocator, card: CardState, size: int, last: Block
+) -> tuple[CachingAllocator, CardState, Block | None]:
+    """Make the segment that ends with ``last`` longer by what a block of ``size`` there needs, if there is room."""
+    length = up(size - last.size if last.is_cached else size, chunk_size(cache, last.is_small))
+    start = max(address for address in cache.segments if address <= last.address)
+    card, is_longer = grow(card, start // GRANULE_BYTES, length)
+    if not is_longer:
+        return cache, card, None
+    block = Block(last.end, length, last.stream, last.is_small)
+    if last.is_cached:
+        block = dataclasses.replace(last, size=last.size + length)
+    segments = {**cache.segments, start: Segment(cache.segments[start].size + length, last.is_small)}
+    cache = dataclasses.replace(cache, stats=cache.stats.counted("num_device_alloc"))
+    return with_blocks(cache, {**cache.blocks, block.address: block}, segments), card, block
+
+
+def _place(card: CardState, nbytes: int, is_giant: bool, site: Site) -> tuple[CardState, int]:
+    """Allocate from the device; 0 and no error if that does not fit."""
     policy = MallocPolicy.HUGE1G_ONLY if is_giant else MallocPolicy.HUGE_FIRST
-    had_failed = bool(int(first_failure(card)))
+    before = np.asarray(card.status)  # the card may be given away
     card, pointer = malloc_align32(card, nbytes, policy, site=site)
-    if int(last_code(card)) != Code.SUCCESS and not had_failed:
-        card = clear_error(card)
-    return card, int(pointer)
+    return (card if int(pointer) else forgiven(card, before)), int(pointer)
 
 
-def _tail(cache: CachingAllocator, is_small: bool, stream: int) -> Block | None:
-    """Return the cached block at the end of the stream's expandable segment, if there is one."""
+def last_block(cache: CachingAllocator, is_small: bool, stream: int) -> Block | None:
+    """Return the last block of the expandable segment of a stream that can become longer, if there is one."""
     ours = [one for one in cache.blocks.values() if one.is_small == is_small and one.stream == stream]
-    return ours[-1] if ours and ours[-1].is_cached else None
+    return ours[-1] if ours else None
 
 
 def joined(cache: CachingAllocator, block: Block) -> CachingAllocator:
     """Return the allocator with a free block joined to its free neighbours."""
-    block = dataclasses.replace(block, waits=())
+    block = dataclasses.replace(block, requested=0, site="", waits=())
     blocks = {**cache.blocks, block.address: block}
     order = sorted(blocks)
     index = order.index(block.address)
@@ -89,48 +111,64 @@ def joined(cache: CachingAllocator, block: Block) -> CachingAllocator:
         other = blocks[address]
         first, second = sorted((block, other), key=lambda one: one.address)
         touches = first.address + first.size == second.address and other.stream == block.stream
-        crosses = second.address in cache.segments and not cache.options.expandable_segments
-        if other.is_cached and touches and not crosses and other.is_small == block.is_small:
+        if other.is_cached and touches and second.address not in cache.segments and other.is_small == block.is_small:
             del blocks[second.address]
             block = dataclasses.replace(first, size=first.size + second.size, age=0)
             blocks[block.address] = block
     return with_blocks(cache, blocks)
 
 
-def _synchronized(cache: CachingAllocator, card: CardState, site: Site) -> tuple[CachingAllocator, CardState]:
-    """Wait for the device, because running work may still use what is going to be given back to it."""
-    cache = dataclasses.replace(cache, stats=cache.stats.counted("num_sync_all_streams"))
-    return cache, synchronize_device(card, site=site)
-
-
 @verb
 def empty_cache(cache: CachingAllocator, card: CardState, *, site: Site = None) -> tuple[CachingAllocator, CardState]:
-    """Synchronize the device and give every segment back that nobody uses a part of."""
-    cache, card = _synchronized(cache, card, site)
+    """Synchronize the device and give back every segment without a used part; of expandable ones, whole chunks.
+
+    All workspaces (:func:`cache_workspace`) go too.
+    """
+    card = synchronize_device(card, site=site)
+    for workspace in cache.workspaces.values():
+        card = free_workspace(card, workspace.address // GRANULE_BYTES, site)
+    cache = dataclasses.replace(cache, workspaces=MappingProxyType({}))
+    cache = dataclasses.replace(cache, stats=cache.stats.counted("num_sync_all_streams"))
     for block in [one for one in cache.blocks.values() if one.waits]:
         cache = joined(cache, block)
-    for address, segment in list(cache.segments.items()):
-        cache, card = _release(cache, card, address, segment, site)
+    release = _release_chunks if cache.options.expandable_segments else _release
+    blocks = cache.blocks.values() if cache.options.expandable_segments else _whole_cached(cache, 0)
+    for block in [one for one in blocks if one.is_cached]:
+        cache, card = release(cache, card, block, site)
     return cache, card
 
 
-def _release(
-    cache: CachingAllocator, card: CardState, address: int, segment: Segment, site: Site
-) -> tuple[CachingAllocator, CardState]:
-    """Give one segment back if a cached block covers it; what the block has on either side stays cached."""
-    end = address + segment.size
-    covers = [b for b in cache.blocks.values() if b.is_cached and b.address <= address and end <= b.address + b.size]
-    if not covers:
-        return cache, card
-    block, blocks = covers[0], dict(cache.blocks)
-    del blocks[block.address]
-    if block.address < address:
-        blocks[block.address] = dataclasses.replace(block, size=address - block.address)
-    if end < block.address + block.size:
-        blocks[end] = dataclasses.replace(block, address=end, size=block.address + block.size - end)
-    segments = {at: one for at, one in cache.segments.items() if at != address}
+def _release(cache: CachingAllocator, card: CardState, block: Block, site: Site) -> tuple[CachingAllocator, CardState]:
+    """Give back a cached block that is a whole segment."""
+    blocks = {at: one for at, one in cache.blocks.items() if at != block.address}
+    segments = {at: one for at, one in cache.segments.items() if at != block.address}
     cache = dataclasses.replace(cache, stats=cache.stats.counted("num_device_free"))
-    return with_blocks(cache, blocks, segments), free(card, address // GRANULE_BYTES, site=site)
+    return with_blocks(cache, blocks, segments), free(card, block.address // GRANULE_BYTES, site=site)
+
+
+def _release_chunks(
+    cache: CachingAllocator, card: CardState, block: Block, site: Site
+) -> tuple[CachingAllocator, CardState]:
+    """Give back the whole chunks of an expandable segment that lie in a cached block; the rest stays cached."""
+    start = max(address for address in cache.segments if address <= block.address)
+    segment, chunk = cache.segments[start], chunk_size(cache, block.is_small)
+    first = start + up(block.address - start, chunk)
+    end = start + (block.end - start) // chunk * chunk
+    if first >= end:
+        return cache, card
+    card, is_freed = free_part(card, start // GRANULE_BYTES, first // GRANULE_BYTES, end - first, site)
+    if not is_freed:
+        return cache, card
+    blocks = {at: one for at, one in cache.blocks.items() if at != block.address}
+    for low, high in ((block.address, first), (end, block.end)):
+        if low < high:
+            blocks[low] = dataclasses.replace(block, address=low, size=high - low)
+    segments = {at: one for at, one in cache.segments.items() if at != start}
+    for low, high in ((start, first), (end, start + segment.size)):
+        if low < high:
+            segments[low] = Segment(high - low, block.is_small)
+    cache = dataclasses.replace(cache, stats=cache.stats.counted("num_device_free"))
+    return with_blocks(cache, blocks, segments), card
 
 
 def _whole_cached(cache: CachingAllocator, least: int) -> list[Block]:
@@ -144,37 +182,39 @@ def _whole_cached(cache: CachingAllocator, least: int) -> list[Block]:
 
 
 def _release_oversize(
-    cache: CachingAllocator, card: CardState, size: int, site: Site
-) -> tuple[CachingAllocator, CardState]:
-    """Give back cached blocks too large to be cut: one that is enough for ``size``, or the largest until they are."""
+    cache: CachingAllocator, card: CardState, size: int, stream: int, site: Site
+) -> tuple[CachingAllocator, CardState, bool]:
+    """Give back cached blocks of the stream too large to be cut: one of ``size`` or more, or the largest until enough.
+
+    Return whether it was enough.
+    """
     limit = cache.options.max_split_bytes
-    if limit == UNLIMITED:
-        return cache, card
-    wanted, blocks = max(size, limit), _whole_cached(cache, limit)
+    card = synchronize_device(card, site=site)
+    wanted, is_small = max(size, limit), size <= SMALL_SIZE
+    blocks = [one for one in _whole_cached(cache, limit) if one.stream == stream and one.is_small == is_small]
     enough = [block for block in blocks if block.size >= wanted]
     released = 0
-    if blocks:
-        cache, card = _synchronized(cache, card, site)
     for block in enough[:1] or reversed(blocks):
         if released >= wanted:
             break
-        cache, card = _release(cache, card, block.address, cache.segments[block.address], site)
+        cache, card = _release(cache, card, block, site)
         released += block.size
-    return cache, card
+    return cache, card, released >= wanted
 
 
 def _collect_garbage(cache: CachingAllocator, card: CardState, site: Site) -> tuple[CachingAllocator, CardState]:
-    """Above the threshold, give back whole large blocks that have been cached for longest, until it is reached."""
-    threshold, is_safe = cache.options.garbage_collection_threshold * cache.allowed_bytes, False
-    while 0 < threshold < cache.reserved_bytes:
-        old = [block for block in _whole_cached(cache, SMALL_SIZE + 1) if not block.is_small]
-        if not old:
-            break
-        if not is_safe:
-            cache, card = _synchronized(cache, card, site)
-            is_safe = True
+    """Above the threshold, give back whole large blocks that have been cached for longest, until it is reached.
+
+    Blocks of at least the mean age go together, however little is left to give back then.
+    """
+    threshold = int(cache.options.garbage_collection_threshold * cache.allowed_bytes)
+    old = [block for block in _whole_cached(cache, 0) if not block.is_small]
+    if not threshold or cache.reserved_bytes <= threshold or not old:
+        return cache, card
+    card = synchronize_device(card, site=site)
+    while cache.reserved_bytes > threshold and old:
         mean = sum(block.age for block in old) / len(old)
-        for block in sorted(old, key=lambda block: (-block.age, block.address)):
-            if block.age >= mean and cache.reserved_bytes > threshold:
-                cache, card = _release(cache, card, block.address, cache.segments[block.address], site)
+        for block in [one for one in old if one.age >= mean]:
+            cache, card = _release(cache, card, block, site)
+        old = [block for block in old if block.age < mean]
     return cache, card

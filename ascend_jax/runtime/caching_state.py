@@ -29,19 +29,36 @@ class Block:
     site: str = ""  # of the allocation
     streams: tuple[int, ...] = ()  # others that use it (record_stream)
     waits: tuple[tuple[int, int], ...] = ()  # (stream, commands enqueued when it was freed): freed, but not yet cached
-    age: int = 0  # allocations since it was cached
+    age: int = 0  # searches of its pool since it was cached
 
     @property
     def is_cached(self) -> bool:
         """Whether anybody may have it."""
-        return not self.requested and not self.waits
+        return not self.requested
+
+    @property
+    def is_used(self) -> bool:
+        """Whether somebody has it; what is neither cached nor used waits for streams."""
+        return bool(self.requested) and not self.waits
+
+    @property
+    def end(self) -> int:
+        """Address past the last byte."""
+        return self.address + self.size
 
 
 class Segment(NamedTuple):
-    """What one allocation from the device gave; an expandable segment is several that touch."""
+    """Device memory in one piece; an expandable one becomes longer, and is cut when a part of it goes."""
 
     size: int
     is_small: bool
+
+
+class Workspace(NamedTuple):
+    """Device memory that operators in one stream use one after another."""
+
+    address: int  # byte
+    size: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,23 +71,30 @@ class CachingAllocator:
     blocks: Mapping[int, Block]  # by address, sorted
     segments: Mapping[int, Segment]  # by address, sorted
     stats: AllocatorStats
+    workspaces: Mapping[int, Workspace] = dataclasses.field(default_factory=lambda: MappingProxyType({}))  # by stream
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes of all segments."""
         return sum(segment.size for segment in self.segments.values())
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of all workspaces; no part of the statistics."""
+        return sum(workspace.size for workspace in self.workspaces.values())
+
 
 def rounded_size(cache: CachingAllocator, nbytes: int) -> int:
     """Return the bytes that a block of ``nbytes`` counts."""
-    size, divisions = nbytes + cache.pad_bytes, cache.options.roundup_power2_divisions
+    size = nbytes + cache.pad_bytes
+    divisions = cache.options.divisions_for(size)
     if divisions > 1 and size > MIN_BLOCK * divisions:
         power = 1 << (size - 1).bit_length()
         if power == size:
             return size
         step = (power >> 1) // divisions
-        return _up(size, step)
-    return max(MIN_BLOCK, _up(size, MIN_BLOCK))
+        return up(size, step)
+    return max(MIN_BLOCK, up(size, MIN_BLOCK))
 
 
 def segment_size(cache: CachingAllocator, size: int) -> int:
@@ -78,11 +102,19 @@ def segment_size(cache: CachingAllocator, size: int) -> int:
     if size <= SMALL_SIZE:
         return SMALL_SEGMENT
     if cache.options.page_size_1g:
-        return _up(size, GIANT)
-    return cache.options.large_segment_bytes if size < MIN_LARGE else _up(size, ROUND_LARGE)
+        return up(size, GIANT)
+    return cache.options.large_segment_bytes if size < MIN_LARGE else up(size, ROUND_LARGE)
 
 
-def _up(value: int, unit: int) -> int:
+def chunk_size(cache: CachingAllocator, is_small: bool) -> int:
+    """Return the bytes in whole numbers of which an expandable segment grows and shrinks."""
+    if is_small:
+        return SMALL_SEGMENT
+    return GIANT if cache.options.page_size_1g else up(cache.options.large_segment_bytes, ROUND_LARGE)
+
+
+def up(value: int, unit: int) -> int:
+    """Return ``value`` rounded up to a multiple of ``unit``."""
     return -(-value // unit) * unit
 
 
@@ -92,10 +124,11 @@ def with_blocks(
     """Return the allocator after one step, with the statistics brought up to date."""
     segments = cache.segments if segments is None else MappingProxyType(dict(sorted(segments.items())))
     blocks = MappingProxyType(dict(sorted(blocks.items())))
-    limit = cache.options.max_split_bytes
-    held = [Held("segment", one.size, one.is_small, is_oversize=one.size >= limit) for one in segments.values()]
+    limit, expands = cache.options.max_split_bytes, cache.options.expandable_segments
+    kind = "mapped" if expands else "segment"
+    held = [Held(kind, one.size, one.is_small, is_oversize=one.size >= limit) for one in segments.values()]
     for address, one in blocks.items():
         kind = "cached" if one.is_cached else "waiting" if one.waits else "used"
-        is_split = address not in segments or segments[address].size != one.size
+        is_split = not expands and (address not in segments or segments[address].size != one.size)
         held.append(Held(kind, one.size, one.is_small, one.requested, is_split, one.size >= limit))
     return dataclasses.replace(cache, blocks=blocks, segments=segments, stats=cache.stats.seen(held))

@@ -10,7 +10,7 @@ from ascend_jax.runtime import callsite, clock
 from ascend_jax.runtime.host import host_now
 from ascend_jax.runtime.layout import NONE, Clock, Field, Freed, HeapEntry, Operand, Phase, Time
 from ascend_jax.runtime.ranges import Range, overlaps
-from ascend_jax.runtime.rows import Number
+from ascend_jax.runtime.rows import Number, latest, remembered
 from ascend_jax.runtime.state import CardState, require_single
 
 
@@ -24,15 +24,13 @@ class FreedInUse:
     malloc_site: str
     free_site: str
     freed_ns: int  # host time of the free
-    end_ns: int | None  # when the command ended; None if it has not
+    end_ns: int | None  # when the command ended; None if it has not, or was dropped while it ran
 
 
 def note_freed(
     card: CardState, entry: jax.Array, site: Number, is_freed: jax.Array, stream: Number = NONE
 ) -> CardState:
     """Remember a block that was given back, at once or in the order of a stream slot; ``entry`` are its facts."""
-    rows = card.freed.shape[0] - 1
-    total = card.freed[rows, 0]
     now = host_now(card)
     facts: dict[Freed, Number] = {
         Freed.START: entry[HeapEntry.START],
@@ -46,21 +44,14 @@ def note_freed(
         Freed.HOST_LO: now.lo,
         Freed.STREAM: stream,
     }
-    header = jnp.where(jnp.arange(len(Freed)) == 0, total + jnp.where(is_freed, 1, 0), 0)
-    fact_row = jnp.stack([jnp.asarray(facts[column], jnp.int32) for column in Freed])
-    index = jnp.arange(rows + 1)[:, None]
-    written = (index == total % rows) & is_freed
-    freed = jnp.where(index == rows, header[None], jnp.where(written, fact_row[None], card.freed))
-    return dataclasses.replace(card, freed=freed)
+    row = jnp.stack([jnp.asarray(facts[column], jnp.int32) for column in Freed])
+    return dataclasses.replace(card, freed=remembered(card.freed, row, is_freed))
 
 
 def freed_blocks(card: CardState) -> np.ndarray:
     """Return the blocks that are remembered as given back, oldest first, int32 [frees, len(Freed)]."""
     require_single(card)
-    table = np.asarray(card.freed)
-    rows, total = len(table) - 1, int(table[-1, 0])
-    kept = np.arange(max(0, total - rows), total) % rows
-    return table[kept]
+    return latest(np.asarray(card.freed))
 
 
 def freed_in_use(card: CardState) -> list[FreedInUse]:
@@ -82,7 +73,8 @@ def freed_in_use(card: CardState) -> list[FreedInUse]:
     )
     ends = clock.to_ns(times[:, Time.END_HI], times[:, Time.END_LO])
     is_open = (times[:, Time.PHASE] >= Phase.QUEUED) & (times[:, Time.PHASE] < Phase.DONE)
-    has_run = is_open | ((times[:, Time.PHASE] >= Phase.DONE) & (times[:, Time.PHASE] < Phase.DROPPED))
+    is_cut_off = (times[:, Time.PHASE] == Phase.DROPPED) & (times[:, Time.START_HI] != NONE)
+    has_run = is_open | is_cut_off | ((times[:, Time.PHASE] >= Phase.DONE) & (times[:, Time.PHASE] < Phase.DROPPED))
     used = ((fields[:, Field.READS] | fields[:, Field.WRITES])[:, None] >> np.arange(operands.shape[1])) & 1
     places = Range(*(operands[..., column] for column in Operand))
     found: list[FreedInUse] = []
@@ -105,7 +97,7 @@ def freed_in_use(card: CardState) -> list[FreedInUse]:
                 malloc_site=callsite.text(int(block[Freed.SITE])),
                 free_site=callsite.text(int(block[Freed.FREE_SITE])),
                 freed_ns=freed_ns,
-                end_ns=None if is_open[row] else int(ends[row]),
+                end_ns=None if is_open[row] or is_cut_off[row] else int(ends[row]),
             )
             for row in np.flatnonzero(is_late & is_its & touches)
         ]

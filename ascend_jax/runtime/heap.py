@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.layout import HeapEntry, HeapWord
@@ -69,12 +70,12 @@ def find_gap(heap: Heap, sizes: jax.Array, aligns: jax.Array) -> Gap:
     return Gap(row != FAR, row, (start + align - 1) & -align, size)
 
 
-def gap_at(heap: Heap, first: Number, size: Number) -> Gap:
-    """Return the gap that holds ``size`` granules from granule ``first`` on."""
-    opening, closing = gaps(heap)
-    rows = jnp.arange(opening.shape[0])
-    fits = (opening <= first) & (first < closing) & (size <= closing - first) & (rows <= heap.words[HeapWord.COUNT])
-    return Gap(fits.any(), jnp.argmax(fits), jnp.asarray(first, jnp.int32), jnp.asarray(size, jnp.int32))
+def room_behind(heap: Heap, row: Number) -> jax.Array:
+    """Return how many granules are free right behind the block at ``row``."""
+    entry, following = block_at(heap, row), block_at(heap, row + 1)
+    is_last = row + 1 >= heap.words[HeapWord.COUNT]
+    closing = jnp.where(is_last, heap.words[HeapWord.END], following[HeapEntry.START])
+    return closing - entry[HeapEntry.START] - entry[HeapEntry.SIZE]
 
 
 def largest_gap(heap: Heap) -> jax.Array:
@@ -90,8 +91,7 @@ def insert(heap: Heap, row: Number, entry: jax.Array, is_wanted: Number = True) 
     """Return ``heap`` with one more block before ``row``, int32 [len(HeapEntry)], if that is wanted."""
     rows = jnp.arange(heap.blocks.shape[1])
     row = jnp.where(is_wanted, row, FAR)
-    shifted = jnp.concatenate([heap.blocks[:, :1], heap.blocks[:, :-1]], axis=1)
-    blocks = jnp.where(rows < row, heap.blocks, jnp.where(rows == row, entry[:, None], shifted))
+    blocks = jnp.where(rows < row, heap.blocks, jnp.where(rows == row, entry[:, None], _shifted(heap.blocks, 1)))
     used = heap.words[HeapWord.USED] + jnp.where(is_wanted, entry[HeapEntry.SIZE], 0)
     words: dict[HeapWord, Number] = {
         HeapWord.COUNT: heap.words[HeapWord.COUNT] + jnp.where(is_wanted, 1, 0),
@@ -115,7 +115,13 @@ def remove(heap: Heap, row: Number, is_wanted: Number = True) -> Heap:
 
 def _moved_down(blocks: jax.Array) -> jax.Array:
     unused = with_entries(jnp.zeros((1, len(HeapEntry)), jnp.int32), {HeapEntry.START: FAR}).T
-    return jnp.concatenate([blocks[:, 1:], unused], axis=1)
+    is_last = jnp.arange(blocks.shape[1]) == blocks.shape[1] - 1
+    return jnp.where(is_last, unused, _shifted(blocks, -1))
+
+
+def _shifted(blocks: jax.Array, by: int) -> jax.Array:
+    """Return columns moved to the right, with 0 behind: a pad, which XLA's CPU loops do faster than a concatenation."""
+    return lax.pad(blocks, jnp.int32(0), ((0, 0, 0), (by, -by, 0)))
 
 
 def split(heap: Heap, row: Number, size: Number, front: Mapping[HeapEntry, Number], is_wanted: jax.Array) -> Heap:
@@ -169,6 +175,31 @@ def shorten(heap: Heap, gone: jax.Array) -> Heap:
     words = {HeapWord.USED: heap.words[HeapWord.USED] - gone.sum(dtype=jnp.int32)}
     blocks = with_entries(heap.blocks.T, {HeapEntry.SIZE: left}).T
     return remove_all(Heap(blocks, with_words(heap.words, words)), (gone > 0) & (left == 0))
+
+
+def lengthen(heap: Heap, row: Number, size: Number, is_wanted: jax.Array) -> Heap:
+    """Return ``heap`` with the block at ``row`` longer by ``size`` granules, which are free, if that is wanted."""
+    entry, more = block_at(heap, row), jnp.where(is_wanted, size, 0)
+    used = heap.words[HeapWord.USED] + more
+    words = {HeapWord.USED: used, HeapWord.PEAK: jnp.maximum(used, heap.words[HeapWord.PEAK])}
+    facts: dict[HeapEntry, Number] = {column: entry[column] + more for column in (HeapEntry.SIZE, HeapEntry.ASKED)}
+    return change(Heap(heap.blocks, with_words(heap.words, words)), row, facts, is_wanted)
+
+
+def cut_out(heap: Heap, row: Number, first: Number, size: Number, is_wanted: jax.Array) -> Heap:
+    """Return ``heap`` without ``size`` granules from ``first`` on of the block at ``row``, if that is wanted.
+
+    What lies before and behind them stays as blocks of their own; with something on both sides the table needs a row.
+    """
+    entry = block_at(heap, row)
+    before = first - entry[HeapEntry.START]
+    behind = entry[HeapEntry.SIZE] - before - size
+    rest = {HeapEntry.START: first + size, HeapEntry.SIZE: behind, HeapEntry.ASKED: behind}
+    cut = insert(heap, row + 1, with_entries(entry, rest), is_wanted & (behind > 0))
+    cut = change(cut, row, {HeapEntry.SIZE: before, HeapEntry.ASKED: before}, is_wanted)
+    cut = remove(cut, row, is_wanted & (before == 0))
+    used = heap.words[HeapWord.USED] - jnp.where(is_wanted, size, 0)
+    return Heap(cut.blocks, with_words(heap.words, {HeapWord.COUNT: cut.words[HeapWord.COUNT], HeapWord.USED: used}))
 
 
 def emptied(heap: Heap) -> Heap:

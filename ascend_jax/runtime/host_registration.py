@@ -23,10 +23,10 @@ def _register(card: CardState, request: jax.Array, *, is_pinned: bool) -> tuple:
     flags = block_at(card.host, row)[HeapEntry.FLAGS]
     is_registered = (flags & HeapFlag.REGISTERED) != 0
     is_twice = is_registered | ((flags & HeapFlag.PAGEABLE) == 0)
-    wrong_state = (is_twice, Code.HOST_MEMORY_ALREADY_REGISTERED)
+    wrong = [(~found, Code.RT_PARAM_INVALID), (is_twice, Code.HOST_MEMORY_ALREADY_REGISTERED)]
     if not is_pinned:
-        wrong_state = (~is_registered, Code.HOST_MEMORY_NOT_REGISTERED)
-    code = status.first_code((pointer == layout.NULL, Code.INVALID_PARAM), (~found, Code.RT_PARAM_INVALID), wrong_state)
+        wrong = [(~found | ~is_registered, Code.HOST_MEMORY_NOT_REGISTERED)]
+    code = status.first_code((pointer == layout.NULL, Code.INVALID_PARAM), *wrong)
     ok = code == Code.SUCCESS
     host = change(card.host, row, {HeapEntry.FLAGS: flags ^ HeapFlag.REGISTERED}, ok)
     card = spend(dataclasses.replace(card, host=host), card.chip["host_malloc_ns"])
@@ -46,5 +46,5 @@ def host_register(card: CardState, pointer: Number, *, site: Site = None) -> tup
 
 @verb
 def host_unregister(card: CardState, pointer: Number, *, site: Site = None) -> CardState:
-    """Make a registered block ordinary memory again (``aclrtHostUnregister``); 507911 if it is not registered."""
+    """Make a registered block ordinary memory again (``aclrtHostUnregister``); 507911 for what is not registered."""
     return _register(card, packed(address(pointer), site), is_pinned=False)[0]

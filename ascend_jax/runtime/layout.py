@@ -361,9 +361,9 @@ class HeapFlag(enum.IntFlag):
     REGISTERED = 2  # ordinary host memory that was pinned later
     POOL = 4  # of a memory pool
     IDLE = 8  # kept by its pool, used by nobody
-    SHARED = 16  # exported to other processes
-    PHYSICAL = 32  # allocated to be mapped
-    CONDEMNED = 64  # freed: goes when it is unmapped, or when the stream it was given back in is past
+    PHYSICAL = 16  # allocated to be mapped
+    CONDEMNED = 32  # freed: goes when it is unmapped, or when the stream it was given back in is past
+    RUNTIME = 64  # kept for operators (workspace), not by the program
 
 
 POOL_SHIFT = 8  # above it: slot of the pool, 8 bits
@@ -437,3 +437,15 @@ class Freed(enum.IntEnum):
     HOST_HI = 7  # when that was
     HOST_LO = 8
     STREAM = 9  # slot of the stream in whose order it was given back, or NONE: at once
+
+
+class Early(enum.IntEnum):
+    """Columns of ``CardState.early`` [G + 1, len(Early)]: host accesses before a command ended; last row: how many."""
+
+    COMMAND = 0  # its running number
+    COMMAND_SITE = 1
+    POINTER = 2  # granule that the access begins in
+    SITE = 3  # call site of the access
+    IS_WRITE = 4
+    HOST_HI = 5  # when that was
+    HOST_LO = 6

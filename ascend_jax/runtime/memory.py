@@ -18,12 +18,14 @@ from ascend_jax.runtime.freed import note_freed
 from ascend_jax.runtime.handles import has_context
 from ascend_jax.runtime.heap import (
     block_at,
+    cut_out,
     find_gap,
-    gap_at,
     heap_of,
     holds,
     insert,
+    lengthen,
     remove,
+    room_behind,
     row_at,
 )
 from ascend_jax.runtime.host import spend
@@ -39,7 +41,7 @@ from ascend_jax.runtime.layout import (
     HeapWord,
 )
 from ascend_jax.runtime.ranges import Range, address, split_bytes
-from ascend_jax.runtime.rows import Number
+from ascend_jax.runtime.rows import Number, with_entries
 from ascend_jax.runtime.shortages import note_shortage, with_request
 from ascend_jax.runtime.state import CardState, Heap
 
@@ -89,17 +91,22 @@ def allocate(
     wrong: jax.Array,
     site: Number,
     flags: Number = 0,
+    *,
+    is_wanted: Number = True,
+    pool: tuple[Number, Number] = (0, 0),
 ) -> tuple[Heap, jax.Array, jax.Array]:
     """Try to place a block; return (heap, pointer, code).
 
     Args:
       card: The card.
       heap: Where.
-      asked: Whole granules and bytes beyond them.
+      asked: Whole granules and bytes beyond them; a block with the flag IDLE is there to be used for none of them.
       tries: Sizes and pages in granules, in this order; a size of 0 is no try.
       wrong: A code that refuses the call before anything else, or 0.
       site: Call site.
       flags: :class:`HeapFlag` bits of the block.
+      is_wanted: Whether there is a block to place at all; if not, the code is ``wrong``.
+      pool: For the report: most granules that the pool asked may reserve, 0 = as many as there are; and what it has.
     """
     sizes, pages = (jnp.stack([jnp.asarray(one[i], jnp.int32) for one in tries]) for i in (0, 1))
     sizes = (sizes + pages - 1) & -pages
@@ -112,15 +119,17 @@ def allocate(
         (is_full, Code.HEAP_TABLE_FULL),
         (~found, Code.MEMORY_ALLOCATION),
     )
-    ok = code == Code.SUCCESS
-    is_out = code == Code.MEMORY_ALLOCATION
-    heap = note_shortage(card, heap, asked, site, is_out)
-    heap = insert(heap, row, new_entry(card, first, taken, asked, site, flags), ok)
+    code = jnp.where(is_wanted, code, wrong)
+    ok = (code == Code.SUCCESS) & is_wanted
+    heap = note_shortage(card, heap, asked, site, code == Code.MEMORY_ALLOCATION, pool)
+    is_idle = (jnp.asarray(flags) & HeapFlag.IDLE) != 0
+    held = tuple(jnp.where(is_idle, 0, number) for number in asked)
+    heap = insert(heap, row, new_entry(card, first, taken, held, site, flags), ok)
     return heap, jnp.where(ok, first, layout.NULL), code
 
 
-@stage(static=("is_padded",), reads=("chip", "device", "contexts"), changes=("hbm", "clock", "status"))
-def _malloc(card: CardState, request: jax.Array, *, is_padded: bool) -> tuple:
+@stage(static=("is_padded", "flags"), reads=("chip", "device", "contexts"), changes=("hbm", "clock", "status"))
+def _malloc(card: CardState, request: jax.Array, *, is_padded: bool, flags: int = 0) -> tuple:
     whole, rest, policy, site = request
     policy = policy & ~_FLAGS
     is_known = (policy >= 0) & (policy <= MallocPolicy.HUGE1G_ONLY_P2P)
@@ -136,24 +145,46 @@ def _malloc(card: CardState, request: jax.Array, *, is_padded: bool) -> tuple:
     falls_back = ~is_giant & (kind == MallocPolicy.HUGE_FIRST) & is_big
     wrong = status.first_code((~has_context(card), Code.RT_CONTEXT_NULL))
     tries: list[tuple[jax.Array, Number]] = [(size, page), (jnp.where(falls_back, size, 0), PAGE)]
-    heap, pointer, code = allocate(card, card.hbm, (whole, rest), tries, wrong, site)
+    heap, pointer, code = allocate(card, card.hbm, (whole, rest), tries, wrong, site, flags)
     card = spend(dataclasses.replace(card, hbm=heap), card.chip["host_malloc_ns"])
     return status.note(card, code, site), pointer
 
 
-@stage(reads=("chip", "device"), changes=("hbm", "clock"))
-def _malloc_at(card: CardState, request: jax.Array) -> tuple:
-    first, size, site = request
-    gap = gap_at(card.hbm, first, size)
-    ok = gap.is_found & (card.hbm.words[HeapWord.COUNT] < card.hbm.blocks.shape[1])
-    heap = insert(card.hbm, gap.row, new_entry(card, first, size, (size, 0), site), ok)
-    card = spend(dataclasses.replace(card, hbm=heap), card.chip["host_malloc_ns"])
-    return card, jnp.where(ok, first, layout.NULL)
+@stage(changes=("hbm", "clock"))
+def _grow(card: CardState, request: jax.Array) -> tuple:
+    pointer, size = request
+    found, row = row_at(card.hbm, pointer)
+    ok = found & (size <= room_behind(card.hbm, row))
+    hbm = lengthen(card.hbm, row, size, ok)
+    return spend(dataclasses.replace(card, hbm=hbm), card.chip["host_malloc_ns"]), ok
 
 
-def malloc_at(card: CardState, first: int, nbytes: int, site: Site) -> tuple[CardState, jax.Array]:
-    """Allocate whole granules at a given place, for an allocator that grows there; 0 and no status if it is taken."""
-    return _malloc_at(card, packed(first, nbytes // GRANULE_BYTES, site))
+def grow(card: CardState, pointer: int, nbytes: int) -> tuple[CardState, bool]:
+    """Make a block of whole granules longer in place, for an allocator that does so; return whether there was room."""
+    card, is_longer = _grow(card, packed(pointer, nbytes // GRANULE_BYTES))
+    return card, bool(is_longer)
+
+
+@stage(changes=("hbm", "clock", "freed"))
+def _free_part(card: CardState, request: jax.Array) -> tuple:
+    pointer, first, size, site = request
+    found, row = row_at(card.hbm, pointer)
+    entry = block_at(card.hbm, row)
+    is_inner = (first > pointer) & (first + size < pointer + entry[HeapEntry.SIZE])
+    ok = found & (~is_inner | (card.hbm.words[HeapWord.COUNT] < card.hbm.blocks.shape[1]))
+    part = with_entries(entry, {HeapEntry.START: first, HeapEntry.ASKED: size, HeapEntry.REST: 0})
+    card = note_freed(card, part, site, ok)
+    hbm = cut_out(card.hbm, row, first, size, ok)
+    return spend(dataclasses.replace(card, hbm=hbm), card.chip["host_free_ns"]), ok
+
+
+def free_part(card: CardState, pointer: int, first: int, nbytes: int, site: Site) -> tuple[CardState, bool]:
+    """Give a part of a block of whole granules back, for an allocator that does so.
+
+    Return whether it was; it is not if it would leave two blocks and the table has no row for the second.
+    """
+    card, is_freed = _free_part(card, packed(pointer, first, nbytes // GRANULE_BYTES, site))
+    return card, bool(is_freed)
 
 
 @stage(changes=("host", "clock", "status"))
@@ -176,10 +207,13 @@ def release(card: CardState, heap: Heap, pointer: Number, refused: Number) -> tu
     return remove(heap, row, code == Code.SUCCESS), entry, code
 
 
-@stage(changes=("hbm", "clock", "status", "freed"))
-def _free(card: CardState, request: jax.Array) -> CardState:
+_NOT_THE_PROGRAMS = int(HeapFlag.POOL | HeapFlag.IDLE | HeapFlag.PHYSICAL | HeapFlag.RUNTIME)
+
+
+@stage(static=("refused",), changes=("hbm", "clock", "status", "freed"))
+def _free(card: CardState, request: jax.Array, *, refused: int = _NOT_THE_PROGRAMS) -> CardState:
     pointer, site = request
-    heap, entry, code = release(card, card.hbm, pointer, HeapFlag.POOL | HeapFlag.IDLE | HeapFlag.PHYSICAL)
+    heap, entry, code = release(card, card.hbm, pointer, refused)
     card = note_freed(dataclasses.replace(card, hbm=heap), entry, site, code == Code.SUCCESS)
     return status.note(spend(card, card.chip["host_free_ns"]), code, site)
 
@@ -260,9 +294,21 @@ def free(card: CardState, pointer: int | jax.Array, *, site: Site = None) -> Car
     Needs no current context. The latest ``max_freed`` frees are remembered for :func:`freed_in_use`.
 
     Status 100000 for the null pointer, 107000 for a pointer that is not the start of a live block or that belongs to a
-    pool. (Freeing twice has been seen to return 0 on a real card; here it is an error, because it is always a mistake.)
+    pool or the runtime. (Freeing twice has been seen to return 0 on a real card; here it is an error, because it is
+    always a mistake.)
     """
     return _free(card, packed(address(pointer), site))
+
+
+def malloc_workspace(card: CardState, nbytes: int, site: Site) -> tuple[CardState, jax.Array]:
+    """Allocate whole 2 MiB for the runtime itself; status and result as :func:`malloc`."""
+    request = packed(*split_bytes(nbytes), int(MallocPolicy.HUGE_ONLY), site)
+    return _malloc(card, request, is_padded=False, flags=int(HeapFlag.RUNTIME))
+
+
+def free_workspace(card: CardState, pointer: int, site: Site) -> CardState:
+    """Give back what :func:`malloc_workspace` allocated."""
+    return _free(card, packed(pointer, site), refused=_NOT_THE_PROGRAMS ^ int(HeapFlag.RUNTIME))
 
 
 @verb

@@ -12,6 +12,7 @@ from ascend_jax.runtime.layout import (
     GRANULE_BYTES,
     HUGE_PAGE,
     HeapEntry,
+    HeapFlag,
     HeapWord,
 )
 from ascend_jax.runtime.state import CardState, Heap, require_single
@@ -69,6 +70,8 @@ class MemoryReport:
     largest_free_bytes: int  # longest run of free bytes
     idle_bytes: int  # taken by pools and used by nobody
     peak_bytes: int
+    pool_bytes: int  # taken by pools, in use or not
+    runtime_bytes: int  # workspaces that the runtime keeps for operators; no pool and no allocation of the program
     blocks: int  # live ones
     owners: tuple[Owner, ...]  # most bytes first
 
@@ -184,7 +187,8 @@ def memory_report(card: CardState, *, memory: str = "device") -> MemoryReport:
     (8192, 0.0)
     """
     heap = _heap(card, memory)
-    words, (opening, closing) = np.asarray(heap.words, np.int64), _gaps(heap)
+    words, (opening, closing), live = np.asarray(heap.words, np.int64), _gaps(heap), _live(heap)
+    sizes, flags = live[:, HeapEntry.SIZE], live[:, HeapEntry.FLAGS]
     total = words[HeapWord.END] - words[HeapWord.BASE]
     counts = {
         "total_bytes": total,
@@ -193,6 +197,8 @@ def memory_report(card: CardState, *, memory: str = "device") -> MemoryReport:
         "largest_free_bytes": (closing - opening).max(),
         "idle_bytes": words[HeapWord.IDLE],
         "peak_bytes": words[HeapWord.PEAK],
+        "pool_bytes": sizes[(flags & HeapFlag.POOL) != 0].sum(),
+        "runtime_bytes": sizes[(flags & HeapFlag.RUNTIME) != 0].sum(),
     }
     nbytes = {name: int(granules) * GRANULE_BYTES for name, granules in counts.items()}
     return MemoryReport(**nbytes, blocks=int(words[HeapWord.COUNT]), owners=_owners(heap))

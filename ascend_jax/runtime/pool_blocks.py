@@ -4,10 +4,12 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import row_of
+from ascend_jax.runtime.edge import concrete, stage
 from ascend_jax.runtime.handles import find
 from ascend_jax.runtime.heap import FAR, join, remove_all, shorten, with_words
 from ascend_jax.runtime.layout import (
@@ -19,8 +21,10 @@ from ascend_jax.runtime.layout import (
     HeapFlag,
     HeapWord,
     Kind,
+    Phase,
     Pool,
     Stream,
+    Time,
 )
 from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, with_entries
 from ascend_jax.runtime.state import CardState, Heap
@@ -78,6 +82,16 @@ def is_followed(card: CardState, slot: jax.Array) -> jax.Array:
     seen = jnp.full(card.streams.shape[0], layout.NONE).at[record[:, Field.STREAM]].max(jnp.where(is_wait, depends, -1))
     stream = stream_of(card.hbm.blocks[HeapEntry.FLAGS])
     return get_rows(seen, stream) >= card.hbm.blocks[HeapEntry.BORN]
+
+
+def last_before(card: CardState, entry: jax.Array) -> jax.Array:
+    """Return the last unfinished command of the stream an idle block was given back in that came before, or NONE."""
+    fields, phase = card.table.fields, card.table.times[:, Time.PHASE]
+    is_open = (phase >= Phase.QUEUED) & (phase < Phase.DONE)
+    is_before = (fields[:, Field.STREAM] == stream_of(entry[HeapEntry.FLAGS])) & (
+        fields[:, Field.SEQUENCE] < entry[HeapEntry.BORN]
+    )
+    return jnp.where(is_open & is_before, fields[:, Field.SEQUENCE], layout.NONE).max()
 
 
 def counted(card: CardState, slot: Number, is_wanted: Number) -> CardState:
@@ -139,6 +153,26 @@ def without_condemned(card: CardState) -> CardState:
         HeapFlag.IDLE | HeapFlag.CONDEMNED
     )
     return dataclasses.replace(card, hbm=remove_all(card.hbm, is_condemned & is_done(card)))
+
+
+@stage
+def _release_idle(card: CardState) -> CardState:
+    card = without_condemned(settled(card, jnp.ones(card.hbm.blocks.shape[1], bool)))
+    for slot in range(card.pools.shape[0]):
+        entry = card.pools[slot]
+        card = without_surplus(card, slot, entry[Pool.THRESHOLD], entry[Pool.ALIVE] == 1)
+    return card
+
+
+def release_idle(card: CardState) -> CardState:
+    """Return the card with what its pools hold idle above their thresholds given back, as after a synchronization."""
+    if card.pools.shape[-2] == 0:
+        return card
+    is_pooled = (card.hbm.blocks[..., HeapEntry.FLAGS, :] & HeapFlag.POOL) != 0
+    known = concrete(is_pooled)
+    if known is not None:
+        return _release_idle(card) if known.any() else card
+    return lax.cond(is_pooled.any(), _release_idle, lambda card: card, card)
 
 
 def require_pools(card: CardState) -> None:

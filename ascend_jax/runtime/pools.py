@@ -10,24 +10,34 @@ import enum
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from ascend_jax.runtime import layout, status
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.commands import answer
+from ascend_jax.runtime.commands import Command, answer, enqueue
 from ascend_jax.runtime.edge import Site, concrete, packed, stage, verb
 from ascend_jax.runtime.freed import note_freed
 from ascend_jax.runtime.handles import find_stream, free_slot, handle_of, has_context, vacate
-from ascend_jax.runtime.heap import FAR, block_at, change, find_gap, insert, join, row_at, split
+from ascend_jax.runtime.heap import FAR, block_at, change, join, row_at, split
 from ascend_jax.runtime.host import spend
-from ascend_jax.runtime.layout import HUGE_PAGE, POOL_SHIFT, Clock, HeapEntry, HeapFlag, HeapWord, Pool
-from ascend_jax.runtime.memory import new_entry
+from ascend_jax.runtime.layout import (
+    HUGE_PAGE,
+    POOL_SHIFT,
+    Clock,
+    Field,
+    HeapEntry,
+    HeapFlag,
+    Kind,
+    Pool,
+    Stream,
+)
+from ascend_jax.runtime.memory import allocate, new_entry
 from ascend_jax.runtime.pool_blocks import (
     counted,
     find_pool,
     idle_flags,
     in_pages,
     is_followed,
+    last_before,
     members,
     pool_of,
     require_pools,
@@ -38,16 +48,21 @@ from ascend_jax.runtime.pool_blocks import (
 )
 from ascend_jax.runtime.ranges import address, split_bytes
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
-from ascend_jax.runtime.shortages import note_shortage, with_request
+from ascend_jax.runtime.shortages import with_request
 from ascend_jax.runtime.state import CardState, Heap
 from ascend_jax.runtime.status import first_code, first_failing
+from ascend_jax.runtime.synchronize import make_room
 
 
 class PoolReuse(enum.IntFlag):
-    """When a pool may hand out again what another stream gave back (``aclrtMemPoolAttr`` 1 and 2)."""
+    """When a pool may hand out again what another stream gave back (``aclrtMemPoolAttr`` 1 to 3)."""
 
     FOLLOW_EVENTS = 1  # the allocating stream waits for an event recorded there afterwards
     OPPORTUNISTIC = 2  # the host has seen that stream get past it
+    INTERNAL = 4  # always: if nothing else serves, the pool lets the allocating stream wait for that stream
+
+
+_ALL_REUSE = int(PoolReuse.FOLLOW_EVENTS | PoolReuse.OPPORTUNISTIC | PoolReuse.INTERNAL)
 
 
 @stage
@@ -59,17 +74,13 @@ def _create(card: CardState, request: jax.Array) -> tuple:
     code = first_code(
         (~has_context(card), Code.RT_CONTEXT_NULL),
         ((whole < 0) | (most < 0) | (threshold < 0) | (size > limit), Code.INVALID_PARAM),
-        ((reuse < 0) | (reuse > int(PoolReuse.FOLLOW_EVENTS | PoolReuse.OPPORTUNISTIC)), Code.INVALID_PARAM),
+        ((reuse < 0) | (reuse > _ALL_REUSE), Code.INVALID_PARAM),
         (~is_free, Code.OBJECT_TABLE_FULL),
-        ((size > 0) & (card.hbm.words[HeapWord.COUNT] >= card.hbm.blocks.shape[1]), Code.HEAP_TABLE_FULL),
     )
-    gap = find_gap(card.hbm, size[None], jnp.array([HUGE_PAGE]))
-    code = first_failing(code, first_code(((size > 0) & ~gap.is_found, Code.MEMORY_ALLOCATION)))
+    flags = idle_flags(int(HeapFlag.POOL) | (slot << POOL_SHIFT), card.streams.shape[0] - 1)
+    tries: list[tuple[jax.Array, Number]] = [(size, HUGE_PAGE)]
+    hbm, _, code = allocate(card, card.hbm, (whole, rest), tries, code, site, flags, is_wanted=size > 0)
     ok = code == Code.SUCCESS
-    hbm = note_shortage(card, card.hbm, (whole, rest), site, code == Code.MEMORY_ALLOCATION)
-    host = card.streams.shape[0] - 1
-    flags = idle_flags(int(HeapFlag.POOL) | (slot << POOL_SHIFT), host)
-    hbm = insert(hbm, gap.row, new_entry(card, gap.first, size, (0, 0), site, flags), ok & (size > 0))
     generation = get_row(card.pools, slot)[Pool.GENERATION]
     entry = {Pool.ALIVE: 1, Pool.GENERATION: generation, Pool.LIMIT: limit, Pool.THRESHOLD: kept, Pool.REUSE: reuse}
     pools = put_if(ok, card.pools, slot, with_entries(jnp.zeros(len(Pool), jnp.int32), entry))
@@ -78,8 +89,19 @@ def _create(card: CardState, request: jax.Array) -> tuple:
     return status.note(card, code, site), jnp.where(ok, handle_of(slot, generation), layout.NONE)
 
 
-@stage
-def _alloc(card: CardState, request: jax.Array) -> tuple:
+def _with_wait(
+    card: CardState, slot: Number, last: jax.Array, is_wanted: jax.Array, code: jax.Array, site: Number
+) -> tuple[CardState, jax.Array]:
+    """Let a stream wait for command ``last``, unless that is NONE, if it is wanted; return the card and the code."""
+    is_wanted &= last != layout.NONE
+    fields: dict[Field, Number] = {Field.OBJECT: layout.NONE, Field.DEPENDS: last, Field.SITE: site}
+    skipped = jnp.where(is_wanted, Code.SUCCESS, layout.NONE)
+    card, queued = enqueue(card, Command(Kind.EVENT_WAIT, slot, fields=fields), skipped)
+    return card, jnp.where(is_wanted, queued, code)
+
+
+@stage(static=("may_wait",))
+def _alloc(card: CardState, request: jax.Array, *, may_wait: bool) -> tuple:
     pool, whole, rest, stream, site = request
     code, slot = find_stream(card, stream)
     pool_code, pool_slot = find_pool(card, pool)
@@ -94,32 +116,30 @@ def _alloc(card: CardState, request: jax.Array) -> tuple:
     usable = (given_in == slot) | (given_in == card.streams.shape[0] - 1)
     usable |= ((entry[Pool.REUSE] & PoolReuse.FOLLOW_EVENTS) != 0) & is_followed(card, slot)
     fits = idle & usable & (hbm.blocks[HeapEntry.SIZE] >= size)
+    if may_wait:
+        is_captured = get_row(card.streams, slot)[Stream.CAPTURE] != layout.Capture.NONE
+        waits = ((entry[Pool.REUSE] & PoolReuse.INTERNAL) != 0) & ~fits.any() & ~is_captured
+        fits |= waits & idle & (hbm.blocks[HeapEntry.SIZE] >= size)
     best = jnp.where(fits, hbm.blocks[HeapEntry.SIZE], FAR).min()
     row = jnp.argmax(fits & (hbm.blocks[HeapEntry.SIZE] == best))
-    gap = find_gap(hbm, size[None], jnp.array([HUGE_PAGE]))
+    if may_wait:
+        is_wait = waits & fits.any() & (code == Code.SUCCESS)
+        card, code = _with_wait(card, slot, last_before(card, block_at(hbm, row)), is_wait, code, site)
     grows = ~fits.any()
     is_limited = grows & (size > entry[Pool.LIMIT] - entry[Pool.RESERVED])
     limit = jnp.where(is_limited & (entry[Pool.LIMIT] != FAR), entry[Pool.LIMIT], 0)
-    code = first_failing(
-        code,
-        first_code(
-            (is_limited, Code.MEMORY_ALLOCATION),
-            (grows & (hbm.words[HeapWord.COUNT] >= hbm.blocks.shape[1]), Code.HEAP_TABLE_FULL),
-            (grows & ~gap.is_found, Code.MEMORY_ALLOCATION),
-        ),
-    )
+    code = first_failing(code, first_code((is_limited, Code.MEMORY_ALLOCATION)))
+    flags, start = int(HeapFlag.POOL) | (pool_slot << POOL_SHIFT), block_at(hbm, row)[HeapEntry.START]
+    tries: list[tuple[jax.Array, Number]] = [(size, HUGE_PAGE)]
+    numbers = (limit, entry[Pool.RESERVED])
+    hbm, first, code = allocate(card, hbm, (whole, rest), tries, code, site, flags, is_wanted=grows, pool=numbers)
     ok = code == Code.SUCCESS
-    flags = int(HeapFlag.POOL) | (pool_slot << POOL_SHIFT)
-    facts = new_entry(card, jnp.where(grows, gap.first, block_at(hbm, row)[HeapEntry.START]), size, (whole, rest), site)
-    columns = (HeapEntry.ASKED, HeapEntry.REST, HeapEntry.SITE, HeapEntry.BORN)
-    front: dict[HeapEntry, Number] = {column: facts[column] for column in columns}
-    front[HeapEntry.FLAGS] = flags
-    hbm = note_shortage(card, hbm, (whole, rest), site, code == Code.MEMORY_ALLOCATION, (limit, entry[Pool.RESERVED]))
-    hbm = split(hbm, row, size, front, ok & ~grows)
-    hbm = insert(hbm, gap.row, with_entries(facts, {HeapEntry.FLAGS: flags}), ok & grows)
+    facts = new_entry(card, start, size, (whole, rest), site, flags)
+    columns = (HeapEntry.ASKED, HeapEntry.REST, HeapEntry.SITE, HeapEntry.BORN, HeapEntry.FLAGS)
+    hbm = split(hbm, row, size, {column: facts[column] for column in columns}, ok & ~grows)
     card = counted(dataclasses.replace(card, hbm=hbm), pool_slot, ok)
     card = spend(card, jnp.where(grows, card.chip["host_malloc_ns"], card.chip["host_event_ns"]))
-    return status.note(card, code, site, stream), jnp.where(ok, facts[HeapEntry.START], layout.NULL)
+    return status.note(card, code, site, stream), jnp.where(ok & ~grows, start, first)
 
 
 @stage
@@ -131,7 +151,7 @@ def _free(card: CardState, request: jax.Array) -> CardState:
     flags = entry[HeapEntry.FLAGS]
     is_ours = (flags & (HeapFlag.POOL | HeapFlag.IDLE)) == HeapFlag.POOL
     # what is not from a pool is freed by a host function of the stream (CANN, aclrtMemPoolFreeAsync)
-    is_plain = (flags & (HeapFlag.POOL | HeapFlag.PHYSICAL)) == 0
+    is_plain = (flags & (HeapFlag.POOL | HeapFlag.PHYSICAL | HeapFlag.RUNTIME)) == 0
     refused = ~found | ~(is_ours | is_plain)
     wrong = first_code((pointer == layout.NULL, Code.INVALID_PARAM), (refused, Code.RT_PARAM_INVALID))
     code = first_failing(code, wrong)
@@ -183,26 +203,6 @@ def _destroy(card: CardState, request: jax.Array) -> CardState:
     return answer(card, code, site, layout.NONE)[0]
 
 
-@stage
-def _release_idle(card: CardState) -> CardState:
-    card = without_condemned(settled(card, jnp.ones(card.hbm.blocks.shape[1], bool)))
-    for slot in range(card.pools.shape[0]):
-        entry = card.pools[slot]
-        card = without_surplus(card, slot, entry[Pool.THRESHOLD], entry[Pool.ALIVE] == 1)
-    return card
-
-
-def release_idle(card: CardState) -> CardState:
-    """Return the card with what its pools hold idle above their thresholds given back, as after a synchronization."""
-    if card.pools.shape[-2] == 0:
-        return card
-    is_pooled = (card.hbm.blocks[..., HeapEntry.FLAGS, :] & HeapFlag.POOL) != 0
-    known = concrete(is_pooled)
-    if known is not None:
-        return _release_idle(card) if known.any() else card
-    return lax.cond(is_pooled.any(), _release_idle, lambda card: card, card)
-
-
 @verb
 def mem_pool_create(
     card: CardState,
@@ -248,13 +248,18 @@ def mem_pool_alloc(
     """Allocate from a pool, for work queued in ``stream`` from now on (``aclrtMemPoolMallocAsync``).
 
     Takes the smallest idle block that is large enough and that ``stream`` may use, at the lowest address, and cuts it
-    to whole 2 MiB: the host spends ``host_event_ns``. Else the pool takes device memory: ``host_malloc_ns``.
+    to whole 2 MiB: the host spends ``host_event_ns``. With ``PoolReuse.INTERNAL`` that of another stream serves next,
+    and ``stream`` is made to wait for what was queued there before. Else the pool takes device memory, and the host
+    spends ``host_malloc_ns``.
 
     Returns:
       The card and a pointer, 0 on failure. Status 107003 for an unknown stream, 107000 for an unknown pool, 100000 for
-      a size of 0 or less, 207001 if the pool may not or cannot grow.
+      a size of 0 or less, 207001 if the pool may not or cannot grow; of a wait, the errors of the stream and 900001.
     """
-    card, pointer = _alloc(card, packed(pool, *split_bytes(nbytes), stream, site))
+    known = concrete(card.pools[..., Pool.REUSE])
+    may_wait = known is None or bool((known & int(PoolReuse.INTERNAL)).any())
+    card = make_room(card, site, stream) if may_wait else card
+    card, pointer = _alloc(card, packed(pool, *split_bytes(nbytes), stream, site), may_wait=may_wait)
     return with_request(card, nbytes), pointer
 
 

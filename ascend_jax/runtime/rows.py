@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 Number = int | jax.Array
@@ -33,6 +34,20 @@ def put_rows(table: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
 def put_if(is_wanted: jax.Array, table: jax.Array, row: Number, value: jax.Array) -> jax.Array:
     """Return ``table`` with ``value`` at ``row`` if it is wanted."""
     return put_row(table, row, jnp.where(is_wanted, value, get_row(table, row)))
+
+
+def remembered(table: jax.Array, row: jax.Array, is_wanted: jax.Array) -> jax.Array:
+    """Return a table of the latest rows with one more, if wanted: its last row counts them, oldest ones go."""
+    rows, index = table.shape[0] - 1, jnp.arange(table.shape[0])[:, None]
+    total = table[rows, 0]
+    header = jnp.where(jnp.arange(table.shape[1]) == 0, total + jnp.where(is_wanted, 1, 0), 0)
+    return jnp.where(index == rows, header, jnp.where((index == total % rows) & is_wanted, row, table))
+
+
+def latest(table: np.ndarray) -> np.ndarray:
+    """Return what :func:`remembered` has kept, oldest first."""
+    rows, total = len(table) - 1, int(table[-1, 0])
+    return table[np.arange(max(0, total - rows), total) % rows]
 
 
 def with_entries(table: jax.Array, entries: Mapping[Any, Number]) -> jax.Array:

@@ -78,6 +78,7 @@ class CardState:
     threads: jax.Array  # int32 [H, len(Thread)]
     faults: jax.Array  # int32 [F, len(Fault)]
     freed: jax.Array  # int32 [G + 1, len(Freed)]
+    early: jax.Array  # int32 [G + 1, len(Early)]
     pools: jax.Array  # int32 [L, len(Pool)]
     virtual: jax.Array  # int32 [W, len(Virtual)]
     device: jax.Array  # int32 [len(Device)]
@@ -125,7 +126,7 @@ def init(
       max_faults: Failures F that can be planned at one time.
       max_commands: Rows N of the command table, rounded up to a power of two; the timeline shows the latest N commands.
       max_blocks: Live allocations M per memory.
-      max_freed: Frees G that are remembered for :func:`freed_in_use`.
+      max_freed: Frees G that are remembered for :func:`freed_in_use`, and accesses for :func:`early_accesses`.
       max_pools: Memory pools L.
       max_mappings: Reservations of virtual addresses and mappings W.
       donate: If true, every call consumes the card that it is given and works in its buffers; otherwise old cards
@@ -199,6 +200,7 @@ def init(
         threads=jnp.array(threads),
         faults=jnp.array(_filled(max_faults, {Fault.SEQUENCE: layout.NONE}, len(Fault))),
         freed=jnp.zeros((max_freed + 1, len(Freed)), jnp.int32),
+        early=jnp.zeros((max_freed + 1, len(layout.Early)), jnp.int32),
         pools=jnp.zeros((max_pools, len(Pool)), jnp.int32),
         virtual=jnp.zeros((max_mappings, len(Virtual)), jnp.int32),
         device=jnp.array(device),

@@ -112,3 +112,8 @@ def clear_error(card: CardState) -> CardState:
     """Return ``card`` with the sticky failure forgotten."""
     fresh = jnp.array([0, 0, layout.NONE, 0, 0], jnp.int32)
     return dataclasses.replace(card, status=jnp.concatenate([fresh, card.status[StatusWord.CALLS :]]))
+
+
+def forgiven(card: CardState, before: np.ndarray) -> CardState:
+    """Return ``card`` after a call that failed with that failure forgotten, unless it had one before: host-side."""
+    return card if int(before[StatusWord.CODE]) else clear_error(card)

@@ -27,7 +27,7 @@ from ascend_jax.runtime.layout import (
     Stream,
     Time,
 )
-from ascend_jax.runtime.pools import release_idle
+from ascend_jax.runtime.pool_blocks import release_idle
 from ascend_jax.runtime.rows import Number, get_row, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing

@@ -17,6 +17,7 @@ from ascend_jax.runtime.advance import Goal
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, host_stream, operand_rows
 from ascend_jax.runtime.copies import check_range, find_queue, submit, transfer
+from ascend_jax.runtime.early import note_access
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.kernels import Argument, from_bytes, require_plain, to_bytes
 from ascend_jax.runtime.layout import Device, HeapWord, Kind
@@ -141,20 +142,24 @@ def download(
     return _load(card, place, last_code(card), argument=argument)
 
 
-@stage
-def _check_host(card: CardState, place: Range, site: Number) -> tuple:
+@stage(static=("is_write",))
+def _check_host(card: CardState, place: Range, site: Number, *, is_write: bool) -> tuple:
     place = translate(card, place)
     code = first_code((place.pointer > layout.NULL, Code.RT_PARAM_INVALID))
     code = first_failing(code, check_range(card, place))
+    card = note_access(card, place, site, is_write, code == Code.SUCCESS)
     return answer(card, code, site, layout.NONE)
 
 
 @verb
 def host_write(card: CardState, dst: Number, array: ArrayLike, *, offset: Number = 0, site: Site = None) -> CardState:
-    """Let the host program write ``array`` into its own pinned memory, now and at no cost."""
+    """Let the host program write ``array`` into its own pinned memory, now and at no cost.
+
+    Work that is still to read or write there is a mistake of the program: see :func:`early_accesses`.
+    """
     raw, nbytes = _raw(array)
     place = byte_range(dst, offset, nbytes)
-    card, code = _check_host(look(card, site), place, site)
+    card, code = _check_host(look(card, site), place, site, is_write=True)
     return _store(card, place, raw, code) if _has_bytes(card, nbytes) else card
 
 
@@ -164,12 +169,12 @@ def host_read(
 ) -> tuple[CardState, jax.Array]:
     """Let the host program read its own pinned memory as it is now.
 
-    An asynchronous copy that has not ended by now has changed nothing yet.
+    An asynchronous copy that has not ended by now has changed nothing yet: see :func:`early_accesses`.
     """
     argument = _argument(shape, dtype)
     _require_shape(card, argument)
     place = byte_range(src, offset, argument.nbytes)
-    card, code = _check_host(look(card, site), place, site)
+    card, code = _check_host(look(card, site), place, site, is_write=False)
     if not _has_bytes(card, argument.nbytes):
         return card, jnp.zeros(argument.shape, argument.dtype)
     return _load(card, place, code, argument=argument)

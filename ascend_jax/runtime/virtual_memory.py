@@ -1,4 +1,4 @@
-"""Virtual memory: reserve addresses, allocate physical memory, map the one to the other (``aclrtMapMem``).
+"""Virtual memory: reserve addresses, and map physical memory to them (``aclrtMapMem``).
 
 Virtual addresses begin behind the device memory. A copy or an operand must lie in one mapping: what spans two is
 refused, even if they touch.
@@ -14,11 +14,9 @@ from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.edge import Site, packed, stage, verb
 from ascend_jax.runtime.freed import note_freed
 from ascend_jax.runtime.handles import has_context
-from ascend_jax.runtime.heap import FAR, block_at, change, remove, row_at
+from ascend_jax.runtime.heap import FAR, block_at, remove, row_at
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import (
-    GIANT_PAGE,
-    GRANULE_BYTES,
     HUGE_PAGE,
     HeapEntry,
     HeapFlag,
@@ -26,17 +24,11 @@ from ascend_jax.runtime.layout import (
     Virtual,
     VirtualKind,
 )
-from ascend_jax.runtime.memory import allocate
+from ascend_jax.runtime.physical_memory import find_physical, is_mapped
 from ascend_jax.runtime.ranges import address, split_bytes
 from ascend_jax.runtime.rows import Number, get_row, put_if
-from ascend_jax.runtime.shortages import with_request
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
-
-
-def mem_allocation_granularity(*, giant: bool = False) -> int:
-    """Return what sizes of physical memory and mappings are multiples of, in bytes: 2 MiB, or 1 GiB pages."""
-    return (GIANT_PAGE if giant else HUGE_PAGE) * GRANULE_BYTES
 
 
 def _row(kind: VirtualKind, start: Number, size: Number, physical: Number = 0) -> jax.Array:
@@ -97,48 +89,10 @@ def _release(card: CardState, request: jax.Array) -> CardState:
     return status.note(card, code, site)
 
 
-@stage(static=("page",), changes=("hbm", "clock", "status"), reads=("chip", "device", "contexts"))
-def _malloc_physical(card: CardState, request: jax.Array, *, page: int) -> tuple:
-    whole, rest, site = request
-    wrong = first_code(
-        (~has_context(card), Code.RT_CONTEXT_NULL),
-        ((whole > 0) & (((whole & (page - 1)) != 0) | (rest != 0)), Code.RT_PARAM_INVALID),
-    )
-    tries: list[tuple[jax.Array, Number]] = [(whole, page)]
-    heap, handle, code = allocate(card, card.hbm, (whole, rest), tries, wrong, site, int(HeapFlag.PHYSICAL))
-    card = spend(dataclasses.replace(card, hbm=heap), card.chip["host_malloc_ns"])
-    return status.note(card, code, site), handle
-
-
-def _physical(card: CardState, handle: Number) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return (whether a handle of physical memory can be used, its row, its facts)."""
-    found, row = row_at(card.hbm, handle)
-    entry = block_at(card.hbm, row)
-    is_it = (entry[HeapEntry.FLAGS] & (HeapFlag.PHYSICAL | HeapFlag.CONDEMNED)) == HeapFlag.PHYSICAL
-    return found & is_it, row, entry
-
-
-def _is_mapped(card: CardState, handle: Number) -> jax.Array:
-    is_mapping = card.virtual[:, Virtual.KIND] == VirtualKind.MAPPING
-    return (is_mapping & (card.virtual[:, Virtual.PHYSICAL] == handle)).any()
-
-
-@stage(changes=("hbm", "clock", "status"), reads=("chip", "virtual"))
-def _free_physical(card: CardState, request: jax.Array) -> CardState:
-    handle, site = request
-    found, row, entry = _physical(card, handle)
-    code = first_code((handle == layout.NULL, Code.INVALID_PARAM), (~found, Code.RT_PARAM_INVALID))
-    ok, is_mapped = code == Code.SUCCESS, _is_mapped(card, handle)
-    hbm = change(card.hbm, row, {HeapEntry.FLAGS: entry[HeapEntry.FLAGS] | HeapFlag.CONDEMNED}, ok & is_mapped)
-    hbm = remove(hbm, row, ok & ~is_mapped)
-    card = spend(dataclasses.replace(card, hbm=hbm), card.chip["host_free_ns"])
-    return status.note(card, code, site)
-
-
 @stage(changes=("virtual", "clock", "status"), reads=("chip", "hbm"))
 def _map(card: CardState, request: jax.Array) -> CardState:
     pointer, whole, rest, handle, site = request
-    found, _, entry = _physical(card, handle)
+    found, _, entry = find_physical(card, handle)
     begins, sizes = card.virtual[:, Virtual.START], card.virtual[:, Virtual.SIZE]
     is_inside = (begins <= pointer) & (whole <= sizes - (pointer - begins))
     is_reserved = ((card.virtual[:, Virtual.KIND] == VirtualKind.RESERVATION) & is_inside).any()
@@ -164,7 +118,7 @@ def _unmap(card: CardState, request: jax.Array) -> CardState:
     virtual = put_if(ok, card.virtual, row, jnp.zeros(len(Virtual), jnp.int32))
     card = dataclasses.replace(card, virtual=virtual)
     is_block, block = row_at(card.hbm, handle)
-    entry, is_last = block_at(card.hbm, block), ok & is_block & ~_is_mapped(card, handle)
+    entry, is_last = block_at(card.hbm, block), ok & is_block & ~is_mapped(card, handle)
     card = note_freed(card, entry, site, is_last)  # from here on no address leads to it
     is_condemned = (entry[HeapEntry.FLAGS] & HeapFlag.CONDEMNED) != 0
     hbm = remove(card.hbm, block, is_last & is_condemned)
@@ -198,27 +152,6 @@ def release_mem_address(card: CardState, pointer: Number, *, site: Site = None) 
     Status 100000 for the null pointer, 107000 for what is no start of a reservation or while anything is mapped there.
     """
     return _release(card, packed(address(pointer), site))
-
-
-@verb
-def malloc_physical(
-    card: CardState, nbytes: Number, *, giant: bool = False, site: Site = None
-) -> tuple[CardState, jax.Array]:
-    """Allocate device memory that has no address until it is mapped (``aclrtMallocPhysical``).
-
-    Returns:
-      The card and a handle, 0 on failure. Status as ``malloc``, and 107000 for a size that is no multiple of
-      :func:`mem_allocation_granularity`.
-    """
-    page = GIANT_PAGE if giant else HUGE_PAGE
-    card, handle = _malloc_physical(card, packed(*split_bytes(nbytes), site), page=page)
-    return with_request(card, nbytes), handle
-
-
-@verb
-def free_physical(card: CardState, handle: Number, *, site: Site = None) -> CardState:
-    """Give physical memory back, once it is mapped nowhere (``aclrtFreePhysical``); 107000 for an unknown handle."""
-    return _free_physical(card, packed(address(handle), site))
 
 
 @verb

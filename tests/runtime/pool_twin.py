@@ -4,7 +4,7 @@ from tests.runtime.pages import GRANULE, INVALID_PARAM, MEMORY_ALLOCATION, RT_PA
 
 HUGE = 2 << 20
 NOBODY = -1  # the stream of a piece that anybody may have
-FOLLOW, OPPORTUNISTIC = 1, 2
+FOLLOW, OPPORTUNISTIC, INTERNAL = 1, 2, 4
 
 
 def in_pages(nbytes: int) -> int:
@@ -78,9 +78,14 @@ class PoolTwin:
             if waiter == stream:
                 waits[self.records[record]] = max(record, waits.get(self.records[record], -1))
         idle = [piece for piece in self.pieces if not piece.asked and piece.size >= size]
-        idle = [piece for piece in idle if self._is_usable(piece, stream, waits)]
+        usable = [piece for piece in idle if self._is_usable(piece, stream, waits)]
+        idle = usable or (idle if self.reuse & INTERNAL else [])
         if idle:
             piece = min(idle, key=lambda piece: (piece.size, piece.start))
+            ahead = [number for number, other, _ in self.queued if other == piece.stream and number < piece.mark]
+            if not usable and ahead:
+                waited.append((stream, max(ahead)))
+                self.enqueue(stream, max(ahead))
             if piece.size > size:
                 rest = Piece(piece.start + size, piece.size - size, stream=piece.stream, mark=piece.mark)
                 self.pieces.append(rest)

@@ -102,6 +102,8 @@ def test_rounding_to_parts_of_a_power_of_two(card, nbytes, rounded):
     ("max_split_size", ["key:value"]), ("max_split:64", ["max_split", "max_split_size_mb"]),
     ("garbage_collection_threshold:1.5", ["1.5"]), ("garbage_collection_threshold:0.0", ["between"]),
     ("expandable_segments:yes", ["True or False"]), ("roundup_power2_divisions:3", ["power of two"]),
+    ("roundup_power2_divisions:[3:1]", ["power of two"]), ("roundup_power2_divisions:[4:1,8:3]", ["power of two"]),
+    ("roundup_power2_divisions:[4:1", ["MiB:number"]), ("roundup_power2_divisions:[4]", ["MiB:number"]),
     ("segment_size_mb:513", ["20 to 512"]), ("page_size:2m", ["1g"]), ("per_process_memory_fraction:2", ["0.0 to 1.0"]),
     ("max_split_size_mb:64,max_split_size_mb:64", ["twice"]),
     ("pinned_max_cached_size_mb:banana", ["pinned_max_cached_size_mb:banana", "whole number"]),
@@ -121,6 +123,10 @@ def test_options_that_are_read():
     assert (options.max_split_bytes, options.garbage_collection_threshold) == (64 * MIB, 0.8)
     assert aj.parse_allocator_options("page_size:1g,expandable_segments:True").expandable_segments
     assert aj.parse_allocator_options("") == aj.AllocatorOptions()
+    parsed = aj.parse_allocator_options("roundup_power2_divisions:[256:1,512:2,1024:4,>:8],max_split_size_mb:20")
+    assert parsed.roundup_power2_divisions == (1,) * 9 + (2, 4) + (8,) * 5 and parsed.max_split_bytes == 20 * MIB
+    few = aj.parse_allocator_options("roundup_power2_divisions:[4:2,8:16]").roundup_power2_divisions
+    assert few == (2, 2, 2, 16) + (0,) * 12
 
 
 def test_without_record_stream_a_block_is_reused_under_a_running_reader(card):
@@ -268,7 +274,8 @@ def check_books(s, live, asked):
     assert sum(end - at for at, end in bytes_of) == sum(end - at for at, end in parts) == s.taken
     stats = aj.memory_stats(s.cache)
     assert stats["allocated_bytes.all.current"] == sum(live.values())
-    assert stats["requested_bytes.all.current"] == sum(asked.values())
+    waiting = [block.requested for block in s.cache.blocks.values() if block.waits]
+    assert stats["requested_bytes.all.current"] == sum(asked.values()) + sum(waiting)
     assert (
         stats["allocation.all.current"]
         == len(live)

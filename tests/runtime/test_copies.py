@@ -134,6 +134,7 @@ def test_registered_memory_is_pinned(kit):
         (aj.host_register(card, at["a"])[0], code.RT_PARAM_INVALID),
         (aj.host_register(card, 0)[0], code.INVALID_PARAM),
         (aj.host_unregister(card, at["pageable"]), code.HOST_MEMORY_NOT_REGISTERED),
+        (aj.host_unregister(card, at["pageable"] + 1), code.HOST_MEMORY_NOT_REGISTERED),
         (aj.host_unregister(aj.host_unregister(registered, at["pageable"]), at["pageable"]),
          code.HOST_MEMORY_NOT_REGISTERED),
     ]:  # fmt: skip

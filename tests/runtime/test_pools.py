@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import ascend_jax as aj
-from ascend_jax.runtime.layout import HeapEntry, HeapFlag, HeapWord
+from ascend_jax.runtime.layout import Clock, HeapEntry, HeapFlag, HeapWord
 from tests.runtime.pool_twin import NOBODY, PoolTwin
 
 MIB = 1 << 20
 HBM_BYTES = 66 * MIB
 STREAMS = 3
-REUSE = [aj.PoolReuse(bits) for bits in range(4)]
+REUSE = [aj.PoolReuse(bits) for bits in range(8)]
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +122,28 @@ def test_a_block_waits_for_the_stream_it_was_given_back_in(small_card):
     assert int(again) == int(a) == int(after) != int(elsewhere)
     for each in (same, other, linked):
         aj.raise_if_error(each)
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_an_internal_dependency_makes_the_stream_wait(small_card, is_traced):
+    card, (_, s, t), event = small_card
+    card, pool = aj.mem_pool_create(card, 2 * MIB, reuse=aj.PoolReuse.INTERNAL)
+    card, a = aj.mem_pool_alloc(card, pool, 2 * MIB, s)
+    for _ in range(3):
+        card = aj.memset_async(card, a, 1, 2 * MIB - 64, s)
+    card = aj.record_event(aj.mem_pool_free(card, a, s), event, s)
+    alloc = jax.jit(aj.mem_pool_alloc) if is_traced else aj.mem_pool_alloc
+    card, b = alloc(card, pool, MIB, t)
+    card = aj.synchronize_device(aj.memset_async(card, b, 2, MIB, t))
+    assert int(a) == int(b) and aj.freed_in_use(card) == []
+    log = aj.insight.timeline(card)
+    tasks = log.of_kind("memset")
+    assert tasks.start_ns[3] >= tasks.end_ns[2]
+    aj.raise_if_error(card)
+    taken, c = aj.mem_pool_alloc(
+        aj.mem_pool_free(card, b, t), pool, MIB, s
+    )  # nothing is under way: nothing to wait for
+    assert int(c) == int(b) and int(taken.clock[Clock.ENQUEUED]) == int(card.clock[Clock.ENQUEUED])
 
 
 @pytest.fixture(scope="module")
