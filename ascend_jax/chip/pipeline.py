@@ -21,6 +21,7 @@ from ascend_jax.chip import cost
 from ascend_jax.chip.spec import ChipSpec
 
 QUEUES = ("cube", "vector", "scalar", "mte1", "mte2", "mte3", "fixpipe")
+LIMITS = (*QUEUES, "l2", "hbm", "launch")  # what can bound the time of an operator
 
 
 @jax.tree_util.register_dataclass

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from ascend_jax.chip.onchip import LEVELS, OnChipPlan, require
+from ascend_jax.chip.pipeline import LIMITS
 from ascend_jax.chip.spec import ChipSpec, chip
 from ascend_jax.ops.attention import tiling as forward
 from ascend_jax.ops.attention.tiling import AttentionShape
@@ -24,7 +25,6 @@ from ascend_jax.ops.timing.matmul import MatmulShape, Tile
 from ascend_jax.ops.timing.measured import Measurements
 from ascend_jax.ops.timing.targets import DTYPE_BYTES, INT32_MAX
 from ascend_jax.ops.timing.vector import OPERATORS, VectorShape
-from ascend_jax.runtime.kernels import LIMITS as UNITS
 
 _ROOM = 64  # times the on-chip memory: shows what a tile would take if it fitted
 
@@ -47,7 +47,7 @@ class Choice:
     chip: str
     tile: dict[str, int]
     time_us: float
-    limit: str  # cube, vector, scalar, mte1, mte2, mte3, fixpipe, memory, hbm, launch or fixed
+    limit: str  # one of chip.pipeline.LIMITS: a queue, l2, hbm or launch
     why: str  # one or two sentences
     flop: float
     hbm_bytes: float
@@ -62,7 +62,6 @@ class _Family:
     group: str  # of `confidence`
     sides: tuple[str, ...]  # names of a tile's sides
     tiles: Sequence[Any]
-    limits: tuple[str, ...]  # names that the costs index
 
 
 def choose(
@@ -100,7 +99,7 @@ def choose(
         Candidate(
             _named(family, i),
             round(float(times_ns[i]) / 1e3, 3),
-            family.limits[int(limits[i])],
+            LIMITS[int(limits[i])],
             "" if fits[i] else _refusal(_place(operator, spec, full, family.tiles[i])),
         )
         for i in order
@@ -111,7 +110,7 @@ def choose(
         raise ValueError(f"{operator} {_spelled(full)} on {spec.name}: no tile fits; smallest: {_refusal(least)}")
     best = int(order[0])
     flop, hbm_bytes = _flop(operator, full), float(np.asarray(found.hbm_bytes)[best])
-    time_us, limit = float(times_ns[best]) / 1e3, family.limits[int(limits[best])]
+    time_us, limit = float(times_ns[best]) / 1e3, LIMITS[int(limits[best])]
     why = _explain(candidates, limit)
     trust = _trust(operator, spec, full, dtype, flop or hbm_bytes)
     asked = (operator, input_shapes(operator, full), dtype, int(getattr(full, "mode", 0)))
@@ -239,12 +238,12 @@ def _dtype_bytes(dtype: str) -> int:
 
 def _family(operator: str, size: int) -> _Family:
     if operator == "matmul":
-        return _Family("gemm", Tile._fields, matmul.TILES[size], matmul.LIMITS)
+        return _Family("gemm", Tile._fields, matmul.TILES[size])
     if operator == "flash_attention":
-        return _Family("attention", ("q_rows", "kv_cols"), forward.TILES, UNITS)
+        return _Family("attention", ("q_rows", "kv_cols"), forward.TILES)
     if operator == "flash_attention_backward":
-        return _Family("attention_backward", ("kv_rows", "q_cols"), attention.BACKWARD_TILES, UNITS)
-    return _Family("vector", ("elements",), vector.TILES, vector.LIMITS)
+        return _Family("attention_backward", ("kv_rows", "q_cols"), attention.BACKWARD_TILES)
+    return _Family("vector", ("elements",), vector.TILES)
 
 
 def _evaluate(operator: str, full: Any) -> Callable[[ChipSpec], Any]:

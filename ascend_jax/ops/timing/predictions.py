@@ -6,9 +6,8 @@ import jax
 
 from ascend_jax.chip import cost, links
 from ascend_jax.chip.instructions import sequence_ns
-from ascend_jax.chip.pipeline import serial_ns, stages
+from ascend_jax.chip.pipeline import LIMITS, serial_ns, stages
 from ascend_jax.chip.spec import ChipSpec
-from ascend_jax.ops.attention.tiling import LIMITS as ATTENTION_LIMITS
 from ascend_jax.ops.attention.tiling import AttentionShape
 from ascend_jax.ops.attention.visibility import SparseMode
 from ascend_jax.ops.timing import attention, vector
@@ -35,7 +34,7 @@ def attention_forward(spec: ChipSpec, target: Target) -> Answer:
     """Attention forward: the vendor's operator (`fa_fwd_vendor`) or a hand-written kernel (`fa_fwd`)."""
     shape = attention_shape(target)
     found = _forward(spec, shape=shape, library="vendor" in target.kind, cores=cores_of(spec, target))
-    limit = ATTENTION_LIMITS[int(found.limit)]
+    limit = LIMITS[int(found.limit)]
     return Answer(float(found.duration_ns), limit, flop=attention.forward_flop(shape))
 
 
@@ -43,7 +42,7 @@ def attention_backward(spec: ChipSpec, target: Target) -> Answer:
     """Attention backward (`fa_bwd`, `fa_bwd_vendor`); 2.5 times the operations of forward."""
     shape = attention_shape(target)
     found, _ = _backward(spec, shape=shape, library="vendor" in target.kind, cores=cores_of(spec, target))
-    limit = ATTENTION_LIMITS[int(found.limit)]
+    limit = LIMITS[int(found.limit)]
     return Answer(float(found.duration_ns), limit, flop=2.5 * attention.forward_flop(shape))
 
 
@@ -132,7 +131,7 @@ def vector_operator(spec: ChipSpec, target: Target) -> Answer:
     shape = VectorShape(_vector_name(target.kind), target.count("m"), target.count("n"), target.dtype_bytes)
     found, _ = _vector(spec, shape, cores=cores_of(spec, target, "vector"))
     nbytes = float(shape.read_bytes + shape.written_bytes)
-    return Answer(float(found.duration_ns), vector.LIMITS[int(found.limit)], flop=float(shape.flop), nbytes=nbytes)
+    return Answer(float(found.duration_ns), LIMITS[int(found.limit)], flop=float(shape.flop), nbytes=nbytes)
 
 
 def _vector_name(kind: str) -> str:
