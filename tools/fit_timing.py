@@ -42,8 +42,6 @@ CONSTANTS: dict[str, dict[str, tuple[float, float, float, float]]] = {
         "attention_start_ns": (5000.0, 100.0, 30000.0, 3000.0),
     },
     "collective": {
-        "collective_efficiency": (0.7, 0.3, 1.0, 0.03),
-        "collective_step_ns": (5000.0, 500.0, 20000.0, 500.0),
         "collective_chunk_bytes": (1048576.0, 65536.0, 67108864.0, 1048576.0),
         "collective_fill_bytes_per_s": (1e11, 1e10, 1e12, 2e10),
         "collective_host_ns": (300000.0, 1e4, 1e6, 5e4),

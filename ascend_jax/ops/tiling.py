@@ -113,12 +113,9 @@ def choose(
     time_us, limit = float(times_ns[best]) / 1e3, LIMITS[int(limits[best])]
     why = _explain(candidates, limit)
     trust = _trust(operator, spec, full, dtype, flop or hbm_bytes)
-    asked = (operator, input_shapes(operator, full), dtype, int(getattr(full, "mode", 0)))
-    measured = measurements.find(*asked) if measurements else None
-    if measurements and measured is not None:
-        spread = measurements.band(*asked)  # one row alone does not show its own spread: the model's band stays
-        band = trust.band if spread is None else round(spread, 3)
-        time_us, trust = measured, Confidence("calibrated", band, f"measured: {measurements.source}")
+    if measurements:
+        asked = (operator, input_shapes(operator, full), dtype, int(getattr(full, "mode", 0)))
+        time_us, trust = measurements.look_up(*asked, trust) or (time_us, trust)
     return Choice(operator, spec.name, _named(family, best), time_us, limit, why, flop, hbm_bytes, trust, candidates)
 
 

@@ -167,6 +167,24 @@ def test_the_command(tmp_path, capsys):
     assert "no such file" in capsys.readouterr().err
 
 
+def test_your_own_measurements_replace_predictions(tmp_path, capsys):
+    targets, own = tmp_path / "t.csv", tmp_path / "own.csv"
+    lines = ["A,910B2,gemm,fp16,64,32,128,,,,,,,,,,90,us,,", "B,910B2,gemm,bf16,64,32,128,,,,,,,,,,90,us,,"]
+    lines += ["C,910B2,fa_fwd_vendor,fp16,,,,1,2,256,256,64,1,,,,90,us,,", "D,910B2,add,fp16,64,32,,,,,,,,,,,90,us,,"]
+    targets.write_text(HEADER + "\n".join(lines) + "\n")
+    qkv = "1x2x256x64;1x2x256x64;1x2x256x64"
+    text = "operator,shape,dtype,us,sparse_mode\nMatMulV3,64x128;128x32,float16,91,\nadd,64x32;64x32,half,92,\n"
+    own.write_text(text + f"FlashAttentionScore,{qkv},float16,93,3\n")
+    flags = ["--targets", str(targets), "--measurements", str(own)]
+    assert main(["ascend-jax", "validate", *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["targets"]
+    assert [row["predicted"] for row in found if row["limit"] == "measured"] == [91, 93, 92]
+    assert found[1]["predicted"] < 50 and found[1]["limit"] != "measured", "bfloat16 was not measured"
+    own.write_text("operator,shape,dtype,us\nadd,64x32,half,-2\n")
+    assert main(["ascend-jax", "validate", *flags]) == 2
+    assert "line 2: column us is '-2'" in capsys.readouterr().err
+
+
 LINE = "X,{soc},{kind},fp16,{m},{n},{k},,,,,,,{ranks},{cores},{nbytes},1,{unit},,{note}"
 
 
