@@ -112,9 +112,11 @@ def _execution(result: JobResult) -> str:
 def _made_of(result: JobResult, waves: str) -> str:
     if result.is_measured:
         return "are your own measurement"
-    return (
-        f"= {result.fixed_us:.1f} fixed + {waves} x {(result.launch_us - result.fixed_us) / result.waves:.1f} per tile"
-    )
+    return f"= {result.fixed_us:.1f} fixed + {waves} x {_tile_us(result):.1f} per tile"
+
+
+def _tile_us(result: JobResult) -> float:
+    return (result.launch_us - result.fixed_us) / result.waves
 
 
 def _timeline(result: JobResult, width: int) -> str:
