@@ -31,7 +31,6 @@ CONSTANTS: dict[str, dict[str, tuple[float, float, float, float]]] = {
     "gemm": {
         "l2_effective_share": (0.7, 0.2, 1.0, 0.1),
         "overlap_loss": (0.05, 0.0, 0.5, 0.02),
-        "miss_exposed": (0.5, 0.0, 1.0, 0.2),
         "matmul_fixed_ns": (5000.0, 100.0, 20000.0, 2000.0),
         "flag_cycles": (20.0, 1.0, 200.0, 20.0),
         "tiling_cycles": (10.0, 0.0, 100.0, 8.0),

@@ -7,7 +7,7 @@
 | `aligned_share`, `nd2nz_share` | runs that start off a 512 B line, or off a 32 B block, take more requests |
 | `miss_share` m = 1 - exp(-m W / C) | a working set W walked in turn through an L2 that keeps C, at random |
 | time of a copy >= `copy_issue_cycles` | its queue starts one instruction at a time |
-| work = max(cores + miss_exposed * HBM, HBM) | cores read at L2's rate; double buffering hides part of the misses |
+| MTE2 of a cube core = bytes / L2 rate + HBM time of what misses | a line comes into L2 before it goes to a core |
 
 Every operator takes its rates and its share of misses from here.
 """
@@ -73,14 +73,6 @@ def nd2nz_share(spec: ChipSpec, pitch_bytes: Any) -> jax.Array:
 def hbm_rate(spec: ChipSpec) -> Any:
     """Rate that long copies of all cores together reach, `[...]` float32 bytes/s."""
     return spec["hbm_bytes_per_s"] * spec["hbm_efficiency"]
-
-
-def work_ns(spec: ChipSpec, core_ns: Any, hbm_ns: Any) -> jax.Array:
-    """Time of cores that read at the rate of L2 while misses come from HBM, `[...]` float32 ns.
-
-    `miss_exposed` of the HBM time adds to theirs, and the whole is never shorter than the HBM time.
-    """
-    return jnp.maximum(core_ns + spec["miss_exposed"] * hbm_ns, hbm_ns)
 
 
 def cube_read_rate(spec: ChipSpec, active_cores: Any, *, from_l2: bool = False) -> jax.Array:

@@ -51,6 +51,12 @@ def twin(spec, m, n, k, size, tile, cores, buffers=2, constant=True):
     share = [1 if row * size % 512 == 0 else 0.7 if row * size % 32 == 0 else 0.51 for row in (k, n)]
     mte2 = 1e9 * (left / rate / run(bk * steps_k * size) / share[0] + right / rate / run(bn * size) / share[1])
     mte2 += 2 * v["copy_issue_cycles"] / steps_k * cycle
+    a, b, c = m * k * size, k * n * size, m * n * (4 if size == 1 else size)
+    passes = max(m / (math.isqrt(used) * bm), 1)
+    kept = v["l2_bytes"] * v["l2_effective_share"]
+    hbm = (a + b * (1 + (passes - 1) * misses((b + (a + c) / passes) / kept)) + c) * misses((a + b + c) / kept)
+    hbm_ns = 1e9 * hbm / (v["hbm_bytes_per_s"] * v["hbm_efficiency"] * run(bn * size))
+    mte2 += hbm_ns / waves / steps
     scalar = 0 if constant else v["tiling_cycles"] * cycle
     parts = [cube, mte1, mte2] + ([scalar] if scalar else [])
     alone = sum(parts) + len(parts) * v["flag_cycles"] * cycle
@@ -65,12 +71,7 @@ def twin(spec, m, n, k, size, tile, cores, buffers=2, constant=True):
         else:
             shown = max(drain - 2 * cube, 0)
         core = alone - step + waves * (loop + shown)
-    a, b, c = m * k * size, k * n * size, m * n * (4 if size == 1 else size)
-    passes = max(m / (math.isqrt(used) * bm), 1)
-    kept = v["l2_bytes"] * v["l2_effective_share"]
-    hbm = (a + b * (1 + (passes - 1) * misses((b + (a + c) / passes) / kept)) + c) * misses((a + b + c) / kept)
-    hbm_ns = 1e9 * hbm / (v["hbm_bytes_per_s"] * v["hbm_efficiency"] * run(bn * size))
-    work = max(core + v["miss_exposed"] * hbm_ns, hbm_ns)
+    work = max(core, hbm_ns)
     return v["kernel_head_ns"] + v["kernel_end_ns"] + work, hbm
 
 

@@ -151,13 +151,13 @@ def backward_twin(spec, shape, rows, cols):
     def longer(*queues):
         return max(queues) + v["overlap_loss"] * (sum(queues) - max(queues))
 
-    one = longer(rounds * cube, rounds * mte1, loads / to_l1, drains / v["l0c_gm_bytes_per_s"])
+    waves = math.ceil(shape.batch * shape.heads * shape.kv_len / rows / 24)
+    hbm = 2 * 8 * shape.batch * shape.heads * shape.q_len * d / (v["hbm_bytes_per_s"] * v["hbm_efficiency"])
+    one = longer(rounds * cube, rounds * mte1, loads / to_l1 + hbm / waves, drains / v["l0c_gm_bytes_per_s"])
     other = longer(rounds * vector, rounds * scores / 2 * 4 / to_ub, rounds * scores / 2 * 2 / to_gm)
     block = max(one, other) + v["attention_overlap_loss"] * min(one, other)
     block = max(block, 24 * (loads + rounds * 4 * scores) / l2)
-    waves = math.ceil(shape.batch * shape.heads * shape.kv_len / rows / 24)
-    hbm = 2 * 8 * shape.batch * shape.heads * shape.q_len * d / (v["hbm_bytes_per_s"] * v["hbm_efficiency"])
-    work = max(waves * block + v["miss_exposed"] * hbm, hbm)
+    work = max(waves * block, hbm)
     return v["kernel_head_ns"] + v["attention_fixed_ns"] + 1e9 * work
 
 

@@ -3,9 +3,10 @@
 One block = `q_rows` query rows of one head, walking over the keys in rounds of `kv_cols` columns; how long each queue
 of its core pair is busy is in `ops.timing.attention_queues`. Blocks run in waves over the cores:
 
-    duration = kernel_head + attention_fixed + work_ns(ceil(blocks / cores) * block, HBM bytes / HBM rate)
+    duration = kernel_head + attention_fixed + max(ceil(blocks / cores) * block, HBM bytes / HBM rate)
 
-block = longer core + attention_overlap_loss * the other, but no less than L2 takes for all cores together. HBM bytes:
+block = longer core + attention_overlap_loss * the other, but no less than L2 takes for all cores together. HBM's time
+is shared evenly by the waves and adds to MTE2 of the cube cores. HBM bytes:
 queries and output once; keys and values once, and again as far as the heads in work miss L2 (`memory.miss_share`). They
 count as cold: what a layer reads was written before it by others. A causal launch deals its live tiles out evenly: its
 block is the mean one; it never ends before its longest.
@@ -20,7 +21,7 @@ import numpy as np
 
 from ascend_jax.chip import cost, memory
 from ascend_jax.chip.onchip import Buffer, OnChipPlan, place
-from ascend_jax.chip.pipeline import LIMITS, QUEUES
+from ascend_jax.chip.pipeline import QUEUES, bound
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops.attention.visibility import SparseMode, Visibility
 from ascend_jax.ops.timing import attention_queues as queues
@@ -226,15 +227,18 @@ def _cost(spec: ChipSpec, shape: AttentionShape, work: _Work, cores: Any) -> Att
         hbm = _hbm_bytes(spec, shape, work, used, workspace)
         hbm_ns = cost.copy_ns(spec, hbm, memory.hbm_rate(spec))
         dims, size = (_padded(shape.dim), _padded(shape.value_dim)), shape.dtype_bytes
-        block = queues.forward_block(spec, work.rows, work.columns, work.rounds, dims, size, used)
-        longest = queues.forward_block(spec, work.rows, work.longest_columns, work.longest_rounds, dims, size, used)
+        walks = ((work.columns, work.rounds), (work.longest_columns, work.longest_rounds))
+        block, longest = (
+            queues.forward_block(spec, work.rows, *walk, dims, size, used).waits_for_hbm(hbm_ns / waves)
+            for walk in walks
+        )
         block_ns, longest_ns = (
             jnp.maximum(queues.overlapped_ns(spec, pair), queues.l2_ns(spec, pair, used)) for pair in (block, longest)
         )
-        work_ns = memory.work_ns(spec, jnp.maximum(waves * block_ns, longest_ns), hbm_ns)
+        work_ns = jnp.maximum(jnp.maximum(waves * block_ns, longest_ns), hbm_ns)
         fixed_ns = spec["kernel_head_ns"] + spec["attention_fixed_ns"]
-        busy = waves * block.busy_ns()
-        bounds = jnp.concatenate([busy, jnp.stack([waves * queues.l2_ns(spec, block, used), hbm_ns])])
+        busy, l2_ns = waves * block.busy_ns(), waves * queues.l2_ns(spec, block, used)
+        launch_ns = jnp.where(fixed_ns > work_ns, jnp.inf, 0.0)
         fits = place_tile(spec, shape, (work.rows, work.cols)).fits
         return AttentionCost(
             duration_ns=jnp.where(fits, fixed_ns + work_ns, jnp.inf),
@@ -246,7 +250,7 @@ def _cost(spec: ChipSpec, shape: AttentionShape, work: _Work, cores: Any) -> Att
             hbm_bytes=hbm,
             l2_bytes=work.blocks * (block.l2_read_bytes + float(size * dims[1]) * work.rows),
             workspace_bytes=workspace,
-            limit=jnp.where(fixed_ns > work_ns, LIMITS.index("launch"), jnp.argmax(bounds)).astype(jnp.int32),
+            limit=bound(busy, l2_ns, hbm_ns, launch_ns),
             tile=jnp.asarray(work.tile),
             fits=jnp.asarray(fits),
         )

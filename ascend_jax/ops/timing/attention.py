@@ -3,7 +3,7 @@
 Forward is `ops.attention.tiling`; this adds what is told apart around it. The backward pass walks, for each block of
 `kv_rows` key rows of one head, over the queries in rounds of `q_cols` rows (`attention_queues`):
 
-    block = rounds * round + what it does once; duration = head + fixed + work_ns(waves * block, HBM bytes / HBM rate)
+    block = rounds * round + what it does once; duration = head + fixed + max(waves * block, HBM bytes / HBM rate)
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import numpy as np
 
 from ascend_jax.chip import cost, memory
 from ascend_jax.chip.onchip import Buffer, OnChipPlan, place
-from ascend_jax.chip.pipeline import LIMITS
+from ascend_jax.chip.pipeline import bound
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops.attention.tiling import TILES, AttentionCost, AttentionShape, choose_tile, tile_costs
 from ascend_jax.ops.attention.visibility import SparseMode, Visibility
@@ -143,13 +143,12 @@ def _backward_cost(
         dims, size = (shape.dim, shape.value_dim), shape.dtype_bytes
         block = queues.backward_round(spec, rows, cols, dims, size, used).times(rounds)
         block = block.plus(queues.backward_edge(spec, rows, dims, size, used))
-        l2 = queues.l2_ns(spec, block, used)
         hbm = _backward_bytes(shape)
         hbm_ns = cost.copy_ns(spec, hbm, memory.hbm_rate(spec))
-        work_ns = memory.work_ns(spec, waves * jnp.maximum(queues.overlapped_ns(spec, block), l2), hbm_ns)
+        block, l2 = block.waits_for_hbm(hbm_ns / waves), queues.l2_ns(spec, block, used)
+        work_ns = jnp.maximum(waves * jnp.maximum(queues.overlapped_ns(spec, block), l2), hbm_ns)
         fixed_ns = spec["kernel_head_ns"] + (spec["attention_fixed_ns"] if library else spec["attention_start_ns"])
         busy = waves * block.busy_ns()
-        bounds = jnp.concatenate([busy, jnp.stack([waves * l2, hbm_ns])])
         fits = jnp.asarray(place_backward(spec, shape, (rows, cols)).fits)
         return BackwardCost(
             duration_ns=jnp.where(fits, fixed_ns + work_ns, jnp.inf),
@@ -157,7 +156,7 @@ def _backward_cost(
             hbm_bytes=jnp.float32(hbm),
             blocks=blocks.astype(jnp.int32),
             waves=waves.astype(jnp.int32),
-            limit=jnp.where(fixed_ns > work_ns, LIMITS.index("launch"), jnp.argmax(bounds)).astype(jnp.int32),
+            limit=bound(busy, waves * l2, hbm_ns, jnp.where(fixed_ns > work_ns, jnp.inf, 0.0)),
             fits=fits,
         )
 

@@ -11,8 +11,9 @@
 | mte3 | P, O | P, dS |
 
 Cycles a repeat: muls 1; sub, max, exp, sum, mul, add, cast 2 each. Rates are those of `chip.memory` from and to L2,
-where the two kinds of cores meet; what misses L2 comes on top (`memory.work_ns`). On fused cores (910A, 310P) nothing
-is handed over through memory: results turn inside the core, one vector width a cycle, and leave through UB.
+where the two kinds of cores meet; what misses L2 adds its share of HBM's time to MTE2 of the cube core. On fused cores
+(910A, 310P) nothing is handed over through memory: results turn inside the core, one vector width a cycle, and leave
+through UB.
 
 A block takes longer core + `attention_overlap_loss` * the other: each waits for what the other hands over.
 """
@@ -23,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from ascend_jax.chip import cost, memory
-from ascend_jax.chip.pipeline import stages, steady_ns
+from ascend_jax.chip.pipeline import QUEUES, stages, steady_ns
 from ascend_jax.chip.spec import ChipSpec
 
 VECTOR_ROWS = 8  # rows of scores that the vector core holds at once
@@ -48,6 +49,10 @@ class CorePair(NamedTuple):
     def busy_ns(self) -> jax.Array:
         """Busy time by queue; of a queue that both kinds of cores have, the longer, `[..., 7]` float32 ns."""
         return jnp.maximum(self.cube, self.vector)
+
+    def waits_for_hbm(self, hbm_ns: Any) -> "CorePair":
+        """With the time that HBM takes for what misses L2, which the cube core's MTE2 waits for."""
+        return self._replace(cube=self.cube.at[..., QUEUES.index("mte2")].add(hbm_ns))
 
 
 def overlapped_ns(spec: ChipSpec, pair: CorePair) -> jax.Array:

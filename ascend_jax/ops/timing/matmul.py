@@ -17,7 +17,9 @@ sample splits them); for each g bm rows all of B passes by. B and such a row blo
 of it misses L2 (`miss_share`) comes from HBM once per block. A library matmul runs again and again: what of A, B and C
 together survives in L2 needs no HBM at all.
 
-time = head + end + work_ns(waves * tile, HBM bytes / HBM rate)
+HBM's time is shared evenly by all base steps and adds to their MTE2: a line comes into L2 before it goes to a core.
+
+time = head + end + max(fill + waves * tile, HBM bytes / HBM rate)
 """
 
 import dataclasses
@@ -29,7 +31,7 @@ import numpy as np
 
 from ascend_jax.chip import cost, memory
 from ascend_jax.chip.onchip import Buffer, OnChipPlan, place
-from ascend_jax.chip.pipeline import QUEUES, serial_ns, stages, steady_ns
+from ascend_jax.chip.pipeline import QUEUES, bound, serial_ns, stages, steady_ns
 from ascend_jax.chip.spec import ChipSpec
 
 
@@ -93,7 +95,7 @@ class MatmulCost:
     """Time and traffic of one launch; leaves are scalars or have the axes of what was vmapped."""
 
     duration_ns: jax.Array  # float32 ns, head to end; inf if the tile does not fit
-    core_ns: jax.Array  # float32 ns, busiest core, without HBM stalls
+    core_ns: jax.Array  # float32 ns, busiest core
     hbm_ns: jax.Array  # float32 ns
     busy_ns: jax.Array  # float32 [7], busiest core by queue
     hbm_bytes: jax.Array  # float32
@@ -155,12 +157,11 @@ def matmul_cost(
         used = jnp.minimum(limit, blocks)
         waves = jnp.ceil(blocks / used)
         steps = _up(shape.k, tile.bk)
-        step_ns = _step(spec, shape, tile, used, constant_tiling)
         drain = cost.copy_ns(spec, 4.0 * tile.bm * tile.bn, spec["l0c_gm_bytes_per_s"])
-        core_ns = _core_ns(spec, step_ns, steps, waves, drain, tile, buffers)
         hbm_bytes = _hbm_bytes(spec, shape, tile, used)
         hbm_ns = cost.copy_ns(spec, hbm_bytes, memory.hbm_rate(spec) * memory.run_share(spec, _run_bytes(shape, tile)))
-        work_ns = memory.work_ns(spec, core_ns, hbm_ns)
+        step_ns = _step(spec, shape, tile, used, constant_tiling, hbm_ns / (waves * steps))
+        core_ns = _core_ns(spec, step_ns, steps, waves, drain, tile, buffers)
         launch_ns = (spec["kernel_head_ns"] if fixed_ns is None else fixed_ns) + spec["kernel_end_ns"]
         busy = step_ns * (steps * waves)[..., None]
         busy = busy.at[..., QUEUES.index("fixpipe")].set(drain * waves)
@@ -168,9 +169,8 @@ def matmul_cost(
         loaded = blocks * shape.k * (tile.bm + tile.bn) * shape.dtype_bytes
         l2_bytes = loaded + shape.batch * _size(shape.m, shape.n) * shape.output_bytes
         l2_ns = cost.copy_ns(spec, l2_bytes, spec["l2_bytes_per_s"])
-        bounds = jnp.concatenate([busy, jnp.stack([l2_ns, hbm_ns, launch_ns * jnp.ones_like(hbm_ns)], -1)], -1)
         return MatmulCost(
-            duration_ns=jnp.where(plan.fits, launch_ns + work_ns, jnp.inf),
+            duration_ns=jnp.where(plan.fits, launch_ns + jnp.maximum(core_ns, hbm_ns), jnp.inf),
             core_ns=core_ns,
             hbm_ns=hbm_ns,
             busy_ns=busy,
@@ -178,7 +178,7 @@ def matmul_cost(
             l2_bytes=l2_bytes,
             blocks=blocks.astype(jnp.int32),
             waves=waves.astype(jnp.int32),
-            limit=jnp.argmax(bounds, -1).astype(jnp.int32),
+            limit=bound(busy, l2_ns, hbm_ns, launch_ns),
             fits=jnp.asarray(plan.fits),
         )
 
@@ -206,8 +206,10 @@ def tile_costs(spec: ChipSpec, shape: MatmulShape, *, cores: Any = None, fixed_n
     return jax.vmap(lambda tile: matmul_cost(spec, shape, tile, cores=cores, fixed_ns=fixed_ns))(table)
 
 
-def _step(spec: ChipSpec, shape: MatmulShape, tile: Tile, used: Any, constant_tiling: bool) -> jax.Array:
-    """Time of one base step in each queue, `[..., 7]`."""
+def _step(
+    spec: ChipSpec, shape: MatmulShape, tile: Tile, used: Any, constant_tiling: bool, hbm_ns: jax.Array
+) -> jax.Array:
+    """Time of one base step in each queue, `[..., 7]`; `hbm_ns` is its share of HBM's time."""
     size = shape.dtype_bytes
     left, right = (jnp.asarray(side * tile.bk * size, jnp.float32) for side in (tile.bm, tile.bn))
     rate = memory.cube_read_rate(spec, used, from_l2=True)
@@ -218,7 +220,7 @@ def _step(spec: ChipSpec, shape: MatmulShape, tile: Tile, used: Any, constant_ti
     return stages(
         cube=cost.cube_ns(spec, tile.bm, tile.bn, tile.bk, size),
         mte1=feed,
-        mte2=load + issue,
+        mte2=load + issue + hbm_ns,
         scalar=cost.cycles_ns(spec, 0.0 if constant_tiling else spec["tiling_cycles"]),
     )
 

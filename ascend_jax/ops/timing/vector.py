@@ -23,7 +23,7 @@ import numpy as np
 from ascend_jax.chip import cost, memory
 from ascend_jax.chip.instructions import sequence_ns
 from ascend_jax.chip.onchip import Buffer, OnChipPlan, place
-from ascend_jax.chip.pipeline import stages, tile_pipeline
+from ascend_jax.chip.pipeline import bound, stages, tile_pipeline
 from ascend_jax.chip.spec import ChipSpec
 
 TILES = tuple(1 << log for log in range(8, 16))  # elements of a tile
@@ -118,7 +118,7 @@ class VectorCost:
     busy_ns: jax.Array  # float32 [7], busiest core by queue
     hbm_bytes: jax.Array  # float32
     blocks: jax.Array  # int32, vector cores used
-    limit: jax.Array  # int32, index into LIMITS
+    limit: jax.Array  # int32, index into chip.pipeline.LIMITS
     fits: jax.Array  # bool
 
 
@@ -162,7 +162,6 @@ def vector_cost(spec: ChipSpec, shape: VectorShape, elements: Any, *, cores: Any
         hbm_ns = cost.copy_ns(spec, hbm_bytes, memory.hbm_rate(spec) * memory.run_share(spec, inside * size))
         launch_ns = (spec["kernel_head_ns"] + spec["kernel_end_ns"]) * jnp.ones_like(hbm_ns)
         l2_ns = cost.copy_ns(spec, passes * shape.read_bytes + shape.written_bytes, spec["l2_bytes_per_s"])
-        candidates = jnp.concatenate([loop.busy_ns, jnp.stack([l2_ns, hbm_ns, launch_ns], -1)], -1)
         fits = place_tile(spec, shape, elements).fits
         return VectorCost(
             duration_ns=jnp.where(fits, launch_ns + jnp.maximum(loop.total_ns, hbm_ns), jnp.inf),
@@ -171,7 +170,7 @@ def vector_cost(spec: ChipSpec, shape: VectorShape, elements: Any, *, cores: Any
             busy_ns=loop.busy_ns,
             hbm_bytes=hbm_bytes,
             blocks=used.astype(jnp.int32),
-            limit=jnp.argmax(candidates, -1).astype(jnp.int32),
+            limit=bound(loop.busy_ns, l2_ns, hbm_ns, launch_ns),
             fits=jnp.asarray(fits),
         )
 
