@@ -48,7 +48,7 @@ def _candidates(size: int) -> list[Tile]:
     """Tiles of powers of two; tall ones only for narrow outputs, as in the library, whose default is 128 x 256."""
     sides = (16, 32, 64, 128, 256)
     depths = tuple(depth // size for depth in (128, 256, 512))
-    pairs = [(m, n) for m in sides for n in sides if n >= min(m, 128)]
+    pairs = [(m, n) for m in sides for n in sides if n >= m or n < 128]
     return [Tile(m, n, k, steps) for m, n in pairs for k in depths for steps in (1, 2, 4)]
 
 
