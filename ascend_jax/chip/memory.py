@@ -27,7 +27,7 @@ _BLOCK_BYTES = 32  # what a core asks memory for, at least
 def kept_bytes(spec: ChipSpec) -> Any:
     """Bytes of L2 that still hold data when the next pass asks for them, `[...]` float32.
 
-    Half of L2 on A2: 302 MB read four times never hit the 201 MB L2 (vendor data-copy sample).
+    A fitted share of it on A2; 302 MB read four times never hit the 201 MB L2 (vendor data-copy sample).
     """
     return spec["l2_bytes"] * spec["l2_effective_share"]
 
@@ -42,7 +42,7 @@ def miss_share(spec: ChipSpec, working_set_bytes: Any) -> jax.Array:
         >>> from ascend_jax.chip import chip
         >>> spec = chip("Ascend910B2")
         >>> [round(float(miss_share(spec, mb * 1e6)), 2) for mb in (90, 150, 300)]
-        [0.0, 0.58, 0.94]
+        [0.0, 0.43, 0.91]
     """
     ratio = jnp.asarray(working_set_bytes, jnp.float32) / kept_bytes(spec)
     x = jnp.maximum(ratio, 1.0 + 1e-3)

@@ -18,11 +18,13 @@ from ascend_jax.ops.attention.tiling import AttentionShape
 from ascend_jax.ops.attention.visibility import SparseMode
 from ascend_jax.ops.timing.attention import forward_flop
 from ascend_jax.ops.timing.measured import Measurements, kernel_key
+from ascend_jax.ops.timing.targets import DTYPE_BYTES
+from ascend_jax.ops.timing.vector import OPERATORS
 from ascend_jax.runtime.kernels import LIMITS, KernelSpec
 from ascend_jax.runtime.layout import GRANULE_BYTES, LIMB, NONE, Field, Kind, Resource
 from ascend_jax.runtime.program import Program
 
-VECTOR_OPERATORS = frozenset(tiling.OPERATORS)
+VECTOR_OPERATORS = frozenset(OPERATORS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +79,7 @@ def operator_point(
     best = tiling.choose(operator, shape, dtype, spec, measurements=measurements)
     if not best.flop:
         raise ValueError(f"operator {operator!r} computes nothing; a roofline needs operations")
-    size = tiling.DTYPE_BYTES[dtype]
+    size = DTYPE_BYTES[dtype]
     peak = vector_peak(spec, size) if operator in VECTOR_OPERATORS else float(peak_flops(spec, size))
     compulsory = tiling.compulsory_bytes(operator, shape, dtype)
     name = f"{operator} {'x'.join(str(n) for n in shape) if isinstance(shape, tuple) else ''} {dtype}".replace(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ascend_jax.chip.spec import ChipSpec
-from ascend_jax.ops.tiling import input_shapes
+from ascend_jax.ops.tile_problems import input_shapes
 from ascend_jax.ops.timing.attention import forward_confidence
 from ascend_jax.ops.timing.confidence import Confidence, confidence
 from ascend_jax.ops.timing.matmul_rows import matmul_shape
