@@ -114,6 +114,10 @@ MAY_BE_ZERO = frozenset(
 RANGES: dict[str, tuple[float, float]] = {
     HZ: (1e6, 1e11),
     RATE: (1e6, 1e16),
+    NS: (0, 1e10),
+    CYCLES: (0, 1e6),
+    MACS: (16, 1e6),
+    BYTES_PER_CYCLE: (16, 1e6),
     "fabric_kind": (0, 3),  # index into chip.links.FABRICS
     "has_priorities": (0, 1),
     "cube_cores": (1, 4096),

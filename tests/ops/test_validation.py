@@ -218,6 +218,15 @@ def test_rows_that_mean_nothing_are_listed(tmp_path, columns, words, capsys):
     assert json.loads(capsys.readouterr().out)["covered"] == 0
 
 
+def test_attention_of_two_milliard_rows_is_listed(tmp_path):
+    lines = [
+        f"X,910B2,{kind},fp16,,,,1,1,2000000000,64,64,{causal},,,,1,us,,"
+        for kind in ("fa_fwd", "fa_bwd")
+        for causal in (0, 1)
+    ]
+    assert all("at most 67108864 query rows" in row.reason for row in rows(tmp_path, *lines))
+
+
 def test_only_the_stated_words_of_a_note_steer_a_matmul(tmp_path):
     def us(note):
         return one(tmp_path, "910B1", "gemm_task", m=8192, n=8192, k=8192, cores=24, note=note).predicted

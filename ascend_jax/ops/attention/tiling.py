@@ -28,6 +28,7 @@ from ascend_jax.ops.timing import attention_queues as queues
 from ascend_jax.ops.timing.attention_queues import VECTOR_ROWS
 
 TILES = tuple((rows, cols) for rows in (16, 32, 64, 128) for cols in (64, 128, 256, 512, 1024, 2048))
+_MOST_ROWS = 1 << 26  # of queries: what each sees is counted row by row
 ROW_BYTES = 32  # one statistic of one row takes a whole UB block
 
 
@@ -36,7 +37,7 @@ class AttentionShape:
     """Shape of one attention launch. Hashable, so it can be a static argument of `jit`.
 
     Raises:
-        ValueError: A size below 1, heads that kv_heads does not divide, or dtype_bytes other than 2 or 4.
+        ValueError: A size below 1, more than 2**26 query rows, heads that kv_heads does not divide, or dtype_bytes other than 2 or 4.
     """
 
     batch: int
@@ -53,6 +54,8 @@ class AttentionShape:
         for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "dim", "value_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: at least 1; an empty launch takes no kernel")
+        if self.q_len > _MOST_ROWS:
+            raise ValueError(f"q_len={self.q_len}: the time model takes at most {_MOST_ROWS} query rows")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads={self.heads} is no multiple of kv_heads={self.kv_heads}")
         if self.dtype_bytes not in (2, 4):
