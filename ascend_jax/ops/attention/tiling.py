@@ -37,7 +37,8 @@ class AttentionShape:
     """Shape of one attention launch. Hashable, so it can be a static argument of `jit`.
 
     Raises:
-        ValueError: A size below 1, more than 2**26 query rows, heads that kv_heads does not divide, or dtype_bytes other than 2 or 4.
+        ValueError: A size below 1, more than 2**26 query rows, heads that kv_heads does not divide, or dtype_bytes
+            other than 2 or 4.
     """
 
     batch: int
