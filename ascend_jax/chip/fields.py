@@ -56,7 +56,6 @@ FIELDS: dict[str, tuple[str, str]] = {
     "kernel_end_ns": (NS, "task time outside the cores, after the last block"),
     "kernel_gap_ns": (NS, "idle time between two kernels of one graph"),
     "overlap_loss": (RATIO, "share of hidden queues' time that shows in a tile loop (fitted)"),
-    "miss_exposed": (RATIO, "share of L2 misses' time that double buffering does not hide (fitted)"),
     "matmul_fixed_ns": (NS, "time of a library matmul that no shape changes (fitted)"),
     "tiling_cycles": (CYCLES, "scalar cycles a base tile costs where tiling is no compile-time constant (fitted)"),
     "attention_start_ns": (NS, "time of a hand-written attention kernel that no shape changes (fitted)"),
@@ -106,7 +105,6 @@ MAY_BE_ZERO = frozenset(
         "malloc_pad_bytes",
         "attention_overlap_loss",
         "overlap_loss",
-        "miss_exposed",
         "tiling_cycles",
         "burst_overhead_bytes",
     }
@@ -116,6 +114,10 @@ MAY_BE_ZERO = frozenset(
 RANGES: dict[str, tuple[float, float]] = {
     HZ: (1e6, 1e11),
     RATE: (1e6, 1e16),
+    NS: (0, 1e10),
+    CYCLES: (0, 1e6),
+    MACS: (16, 1e6),
+    BYTES_PER_CYCLE: (16, 1e6),
     "fabric_kind": (0, 3),  # index into chip.links.FABRICS
     "has_priorities": (0, 1),
     "cube_cores": (1, 4096),

@@ -21,6 +21,7 @@ from ascend_jax.chip import cost
 from ascend_jax.chip.spec import ChipSpec
 
 QUEUES = ("cube", "vector", "scalar", "mte1", "mte2", "mte3", "fixpipe")
+LIMITS = (*QUEUES, "l2", "hbm", "launch")  # what can bound the time of an operator
 
 
 @jax.tree_util.register_dataclass
@@ -35,6 +36,24 @@ class PipelineTime:
     def utilisation(self) -> jax.Array:
         """Share of the time that each queue is busy, `[..., 7]` float32."""
         return self.busy_ns / jnp.maximum(self.total_ns[..., None], 1e-9)
+
+
+def bound(busy_ns: jax.Array, l2_ns: Any, hbm_ns: Any, launch_ns: Any) -> jax.Array:
+    """What takes longest, `[...]` int32 index into LIMITS.
+
+    MTE2 waits for HBM, so its time holds HBM's: whichever is the greater part gives the name.
+
+    Example:
+        >>> LIMITS[int(bound(stages(mte2=10.0, cube=9.0), 0.0, 6.0, 1.0))]
+        'hbm'
+    """
+    at = QUEUES.index("mte2")
+    mte2 = busy_ns[..., at]
+    is_hbm = 2 * hbm_ns > mte2
+    queues = busy_ns.at[..., at].set(jnp.where(is_hbm, 0.0, mte2))
+    others = (l2_ns, jnp.where(is_hbm, jnp.maximum(mte2, hbm_ns), hbm_ns), launch_ns)
+    rest = jnp.stack([jnp.broadcast_to(jnp.asarray(each, jnp.float32), mte2.shape) for each in others], -1)
+    return jnp.argmax(jnp.concatenate([queues, rest], -1), -1).astype(jnp.int32)
 
 
 def stages(**queue_ns: Any) -> jax.Array:

@@ -23,6 +23,7 @@ from ascend_jax.insight.kinds import KERNEL
 from ascend_jax.ops.attention.tiling import TILES, place_tile
 from ascend_jax.ops.timing.attention import forward_confidence
 from ascend_jax.ops.timing.confidence import Confidence
+from ascend_jax.ops.timing.measured import Measurements, kernel_key
 from ascend_jax.runtime.kernels import LIMITS
 
 
@@ -98,7 +99,18 @@ class JobResult:
     @property
     def confidence(self) -> Confidence:
         """How far the times can be trusted: label, error band, and why."""
-        return forward_confidence(self.job.spec, self.job.launch_shape)
+        model = forward_confidence(self.job.spec, self.job.launch_shape)
+        return self._measured(model) or model
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the time of a launch is one of your own measurements."""
+        return self._measured(Confidence("", 0.0, "")) is not None
+
+    def _measured(self, model: Confidence) -> Confidence | None:
+        own, kernel = self.job.measurements, self.run.executor.kernel
+        found = own.look_up(*kernel_key(kernel), model) if own and kernel else None
+        return None if found is None else found[1]
 
     @property
     def relative_error(self) -> float:
@@ -123,7 +135,14 @@ class JobResult:
         return float(aj.peak_flops(self.job.spec, self.job.shapes.dtype.itemsize)) / 1e12
 
 
-def run(request: AttentionRequest, *, chip: str, is_causal: bool, per_head: bool) -> JobResult:
+def run(
+    request: AttentionRequest,
+    *,
+    chip: str,
+    is_causal: bool,
+    per_head: bool,
+    measurements: Measurements | None = None,
+) -> JobResult:
     """Run the job.
 
     Args:
@@ -131,6 +150,7 @@ def run(request: AttentionRequest, *, chip: str, is_causal: bool, per_head: bool
       chip: Name of the chip.
       is_causal: Row i sees key j only if j <= i + (key length - query length).
       per_head: One launch and one stream per head instead of one launch for all.
+      measurements: Your own times; one of a launch's shape replaces the predicted time.
 
     Raises:
       UsageError: Anything about the request that cannot work.
@@ -142,7 +162,7 @@ def run(request: AttentionRequest, *, chip: str, is_causal: bool, per_head: bool
         raise UsageError(f"--chip: {error}") from None
     arrays = None if request.input is None else load_arrays(request)
     shapes = shapes_of(request) if arrays is None else shapes_of_arrays(*arrays)
-    job = Job(spec, shapes, is_causal, per_head)
+    job = Job(spec, shapes, is_causal, per_head, measurements)
     _check(job)
     try:
         return _measure(job, make_arrays(shapes, request.seed) if arrays is None else arrays, started)

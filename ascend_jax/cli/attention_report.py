@@ -35,8 +35,8 @@ def as_json(result: JobResult) -> dict[str, Any]:
         "blocks": int(result.run.executor.cost.blocks),
         "tiles": result.tiles,
         "waves": result.waves,
-        "tile_us": _tile_us(result),
-        "fixed_us": result.fixed_us,
+        "tile_us": None if result.is_measured else _tile_us(result),  # a measured time has no parts
+        "fixed_us": None if result.is_measured else result.fixed_us,
         "cube_busy_us": float(result.run.executor.cost.cube_busy_ns) / 1e3,
         "vector_busy_us": float(result.run.executor.cost.vector_busy_ns) / 1e3,
         "max_abs_error": result.max_abs_error,
@@ -100,13 +100,19 @@ def _execution(result: JobResult) -> str:
         [
             "Execution of one launch on the cube and vector units:",
             f"  {result.tiles} tiles of {tile[0]} query rows on {int(cost.blocks)} cube cores: {waves}",
-            f"  {result.launch_us:.1f} us = {result.fixed_us:.1f} fixed + {waves} x {_tile_us(result):.1f} per tile",
+            f"  {result.launch_us:.1f} us {_made_of(result, waves)}",
             f"  the busiest core computes {busy}",
             f"  a tile, for every {tile[1]} key columns:",
             f"    {hand_over.join(path[:2])}{hand_over}".rstrip(),
             f"    {hand_over.join(path[2:])}",
         ]
     )
+
+
+def _made_of(result: JobResult, waves: str) -> str:
+    if result.is_measured:
+        return "are your own measurement"
+    return f"= {result.fixed_us:.1f} fixed + {waves} x {_tile_us(result):.1f} per tile"
 
 
 def _tile_us(result: JobResult) -> float:

@@ -1,10 +1,25 @@
-"""Output paths of a command, checked before any work is done."""
+"""Files that commands name: output paths, checked before any work is done, and times of your own."""
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from ascend_jax.cli.errors import UsageError
+from ascend_jax.ops.timing.measured import Measurements, read_measurements
+
+
+def own_measurements(path: str) -> Measurements:
+    """Read the file of `--measurements`.
+
+    Raises:
+      UsageError: No such file, or it is malformed.
+    """
+    try:
+        return read_measurements(path)
+    except FileNotFoundError:
+        raise UsageError(f"--measurements {path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--measurements: {error}") from None
 
 
 def check_writable(paths: Mapping[str, str]) -> None:

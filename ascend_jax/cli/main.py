@@ -11,6 +11,8 @@ from absl.flags import argparse_flags
 
 from ascend_jax.cli.errors import UsageError
 
+_OWN_TIMES = "your own times, which replace predicted ones: operator,shape,dtype,us or an msprof op_summary"
+
 
 class _Parser(argparse_flags.ArgumentParser):
     """A parser whose complaints are one line; each says how to see the options."""
@@ -38,6 +40,7 @@ def parser() -> argparse.ArgumentParser:
 def _add_timing(commands: argparse._SubParsersAction) -> None:
     check = commands.add_parser("validate", help="compare predicted times with a file of measurements")
     check.add_argument("--targets", metavar="CSV", help="measurements (default: those that the model was fitted to)")
+    check.add_argument("--measurements", metavar="CSV", help=_OWN_TIMES)
     check.add_argument("--json", action="store_true", help="print JSON")
     roof = commands.add_parser(
         "roofline",
@@ -48,7 +51,7 @@ def _add_timing(commands: argparse._SubParsersAction) -> None:
     roof.add_argument("--dtype", choices=("float16", "bfloat16", "float32", "int8"), default="float16")
     roof.add_argument("--chip", default="Ascend910B2", metavar="NAME", help="chip (default %(default)s)")
     roof.add_argument("--program", metavar="FILE", help="saved program whose kernels to draw")
-    roof.add_argument("--measurements", metavar="CSV", help="your own times of the operators, or an msprof op_summary")
+    roof.add_argument("--measurements", metavar="CSV", help=_OWN_TIMES)
     roof.add_argument("--svg", metavar="FILE", help="write the picture to this .svg file")
     roof.add_argument("--json", action="store_true", help="print JSON")
 
@@ -90,6 +93,7 @@ def _add_run(commands: argparse._SubParsersAction) -> None:
         choices=("pmap", "shard_map", "vmap"),
         help="with --cards: what runs them: vmap on one XLA device (default), the others on one for each card",
     )
+    job.add_argument("--measurements", metavar="CSV", help=_OWN_TIMES)
     job.add_argument("--output", metavar="FILE", help="write attention_out, softmax_max, softmax_sum to this .npz file")
     job.add_argument("--trace", metavar="FILE", help="write a trace for ui.perfetto.dev to this .json file")
     job.add_argument("--json", action="store_true", help="print one JSON object")
@@ -142,8 +146,10 @@ def _run_flash_attention(options: argparse.Namespace) -> int:
     for flag in ("shard", "carrier"):
         if getattr(options, flag) is not None:
             raise UsageError(f"--{flag} {getattr(options, flag)}: needs --cards N")
+    own = None if options.measurements is None else files.own_measurements(options.measurements)
+    per_head = options.streams == "per-head"
     result = attention_job.run(
-        request, chip=options.chip, is_causal=options.causal, per_head=options.streams == "per-head"
+        request, chip=options.chip, is_causal=options.causal, per_head=per_head, measurements=own
     )
     written = attention_output.write(result, output=options.output, trace=options.trace)
     if options.json:
@@ -158,6 +164,8 @@ def _run_flash_attention(options: argparse.Namespace) -> int:
 def _run_on_cards(options: argparse.Namespace, request: Any) -> int:
     from ascend_jax.cli import cards_job
 
+    if options.measurements is not None:
+        raise UsageError("--measurements: replaces the times of one card's launches; leave --cards out")
     if options.streams != "fused":
         raise UsageError(f"--streams {options.streams}: on several cards every card has one stream for kernels")
     result = cards_job.run(
@@ -186,7 +194,7 @@ def _chips(options: argparse.Namespace) -> int:
 def _validate(options: argparse.Namespace) -> int:
     from ascend_jax.cli import validation_report
 
-    print(validation_report.validate(options.targets, as_json=options.json))
+    print(validation_report.validate(options.targets, measurements=options.measurements, as_json=options.json))
     return 0
 
 

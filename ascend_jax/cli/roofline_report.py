@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ascend_jax as aj
-from ascend_jax.cli import roofline_picture
+from ascend_jax.cli import files, roofline_picture
 from ascend_jax.cli.errors import UsageError
 from ascend_jax.ops.timing import roofline
-from ascend_jax.ops.timing.measured import read_measurements
 from ascend_jax.ops.timing.roofline import Point
 
 
@@ -32,13 +31,12 @@ def report(
     except ValueError as error:
         raise UsageError(f"--chip: {error}") from None
     try:
-        times = None if measurements is None else read_measurements(measurements)
+        times = None if measurements is None else files.own_measurements(measurements)
         points = [roofline.operator_point(*_parsed(text), dtype, spec, times) for text in operators]
         if program is not None:
-            points += roofline.program_points(aj.load_program(program), spec)
-    except FileNotFoundError as error:
-        flag = "--program" if error.filename is None or error.filename == program else "--measurements"
-        raise UsageError(f"{flag} {program if flag == '--program' else measurements}: no such file") from None
+            points += roofline.program_points(aj.load_program(program), spec, times)
+    except FileNotFoundError:
+        raise UsageError(f"--program {program}: no such file") from None
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(str(error)) from None
     if not points:

@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ascend_jax.cli import files
 from ascend_jax.cli.errors import UsageError
 from ascend_jax.ops.timing import validation
 from ascend_jax.ops.timing.targets import read_targets
 
 
-def validate(path: str | None, *, as_json: bool) -> str:
+def validate(path: str | None, *, measurements: str | None = None, as_json: bool) -> str:
     """Return the report on a file of measurements; None: on those that the model was fitted to.
+
+    `measurements` names a file of your own times, which replace predictions.
 
     Raises:
       UsageError: The file cannot be read or is malformed.
@@ -22,7 +25,7 @@ def validate(path: str | None, *, as_json: bool) -> str:
         raise UsageError(f"--targets {path}: no such file") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"--targets: {error}") from None
-    rows = validation.validate(targets)
+    rows = validation.validate(targets, None if measurements is None else files.own_measurements(measurements))
     found = validation.summary(rows)
     if as_json:
         return json.dumps({**found, "targets": validation.table(rows)}, allow_nan=False)

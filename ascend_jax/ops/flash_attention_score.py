@@ -20,6 +20,7 @@ from ascend_jax.ops.attention.visibility import ALL_TOKENS, SparseMode
 from ascend_jax.ops.attention_score import COPIES, flash_attention_score
 from ascend_jax.ops.registry import ALL_CORES, Operator, Plan
 from ascend_jax.ops.tensor import Tensor
+from ascend_jax.ops.timing.limits import launched_limit
 from ascend_jax.runtime.codes import Code, ParameterError
 from ascend_jax.runtime.edge import Site, verb
 from ascend_jax.runtime.kernels import Argument, Cost, Executor
@@ -129,8 +130,8 @@ def plan(
         cube_busy_ns=best.cube_busy_ns,
         vector_busy_ns=best.vector_busy_ns,
         hbm_bytes=best.hbm_bytes + float(mask_bytes + sum(each.nbytes for each in outputs[1:])),
-        l2_bytes=jnp.zeros_like(best.hbm_bytes),
-        limit=best.limit,
+        l2_bytes=best.l2_bytes,
+        limit=launched_limit(best.limit),
         tile=best.tile,
     )
     return Plan(cost, best.workspace_bytes, best.fits)

@@ -8,22 +8,21 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops import registry
 from ascend_jax.ops.registry import ALL_CORES, Operator, Plan, require_shape
 from ascend_jax.ops.tensor import Tensor
 from ascend_jax.ops.timing import matmul as timing
+from ascend_jax.ops.timing.limits import launched_limit
 from ascend_jax.ops.timing.matmul import MatmulShape
 from ascend_jax.runtime.codes import Code, ParameterError
 from ascend_jax.runtime.edge import Site, verb
-from ascend_jax.runtime.kernels import LIMITS, Argument, Cost, Executor
+from ascend_jax.runtime.kernels import Argument, Cost, Executor
 from ascend_jax.runtime.state import CardState
 
 NAME = "Matmul"
 DTYPES = tuple(jnp.dtype(name) for name in ("float16", "bfloat16", "float32"))
-_UNIT = {"cube": "cube", "vector": "vector", "launch": "fixed"}  # the other queues and HBM are memory
 
 
 def infer(inputs: Sequence[Argument]) -> dict[str, Argument]:
@@ -62,7 +61,6 @@ def plan(chip: ChipSpec, inputs: Sequence[Argument], outputs: Sequence[Argument]
     shape = shape_of(*inputs)
     best, tile = timing.choose_tile(chip, shape, cores=core_limit, fixed_ns=timing.vendor_fixed_ns(chip))
     cores = jnp.minimum(jnp.minimum(chip["cube_cores"], core_limit), best.blocks).astype(jnp.int32)
-    units = np.array([LIMITS.index(_UNIT.get(name, "memory")) for name in timing.LIMITS], np.int32)
     cost = Cost(
         head_ns=jnp.asarray(chip["kernel_head_ns"], jnp.float32),
         block_ns=best.duration_ns - chip["kernel_head_ns"],
@@ -73,8 +71,8 @@ def plan(chip: ChipSpec, inputs: Sequence[Argument], outputs: Sequence[Argument]
         cube_busy_ns=best.busy_ns[0],
         vector_busy_ns=jnp.zeros_like(best.duration_ns),
         hbm_bytes=best.hbm_bytes,
-        l2_bytes=jnp.zeros_like(best.hbm_bytes),
-        limit=jnp.asarray(units)[best.limit],
+        l2_bytes=best.l2_bytes,
+        limit=launched_limit(best.limit),
         tile=tile,
     )
     return Plan(cost, 0, best.fits)

@@ -15,16 +15,27 @@ import jax
 import numpy as np
 
 from ascend_jax.chip.onchip import LEVELS, OnChipPlan, require
+from ascend_jax.chip.pipeline import LIMITS
 from ascend_jax.chip.spec import ChipSpec, chip
 from ascend_jax.ops.attention import tiling as forward
 from ascend_jax.ops.attention.tiling import AttentionShape
+from ascend_jax.ops.tile_problems import (
+    compulsory_bytes,
+    dtype_bytes,
+    input_shapes,
+    operations,
+    operators,
+    problem,
+    spelled,
+    whole_numbers,
+)
 from ascend_jax.ops.timing import attention, matmul, vector
 from ascend_jax.ops.timing.confidence import Confidence, confidence
-from ascend_jax.ops.timing.matmul import MatmulShape, Tile
+from ascend_jax.ops.timing.matmul import Tile
 from ascend_jax.ops.timing.measured import Measurements
-from ascend_jax.ops.timing.targets import DTYPE_BYTES, INT32_MAX
-from ascend_jax.ops.timing.vector import OPERATORS, VectorShape
-from ascend_jax.runtime.kernels import LIMITS as UNITS
+from ascend_jax.ops.timing.vector import OPERATORS
+
+__all__ = ["Candidate", "Choice", "check", "choose", "compulsory_bytes", "input_shapes", "operators"]
 
 _ROOM = 64  # times the on-chip memory: shows what a tile would take if it fitted
 
@@ -47,7 +58,7 @@ class Choice:
     chip: str
     tile: dict[str, int]
     time_us: float
-    limit: str  # cube, vector, scalar, mte1, mte2, mte3, fixpipe, memory, hbm, launch or fixed
+    limit: str  # one of chip.pipeline.LIMITS: a queue, l2, hbm or launch
     why: str  # one or two sentences
     flop: float
     hbm_bytes: float
@@ -62,7 +73,6 @@ class _Family:
     group: str  # of `confidence`
     sides: tuple[str, ...]  # names of a tile's sides
     tiles: Sequence[Any]
-    limits: tuple[str, ...]  # names that the costs index
 
 
 def choose(
@@ -88,7 +98,7 @@ def choose(
         ValueError: Unknown operator, dtype or chip, a shape of the wrong length, or no tile fits (names the level).
     """
     spec = chip(chip_or_name) if isinstance(chip_or_name, str) else chip_or_name
-    full, size = _problem(operator, shape, dtype), _dtype_bytes(dtype)
+    full, size = problem(operator, shape, dtype), dtype_bytes(dtype)
     family = _family(operator, size)
     found = _evaluate(operator, full)(spec)
     roomy = _evaluate(operator, full)(_with_room(spec))
@@ -100,7 +110,7 @@ def choose(
         Candidate(
             _named(family, i),
             round(float(times_ns[i]) / 1e3, 3),
-            family.limits[int(limits[i])],
+            LIMITS[int(limits[i])],
             "" if fits[i] else _refusal(_place(operator, spec, full, family.tiles[i])),
         )
         for i in order
@@ -108,18 +118,15 @@ def choose(
     if candidates[0].refused:
         plans = [_place(operator, spec, full, tile) for tile in family.tiles]
         least = min(plans, key=lambda plan: int(np.asarray(plan.used_bytes, np.int64).sum()))
-        raise ValueError(f"{operator} {_spelled(full)} on {spec.name}: no tile fits; smallest: {_refusal(least)}")
+        raise ValueError(f"{operator} {spelled(full)} on {spec.name}: no tile fits; smallest: {_refusal(least)}")
     best = int(order[0])
-    flop, hbm_bytes = _flop(operator, full), float(np.asarray(found.hbm_bytes)[best])
-    time_us, limit = float(times_ns[best]) / 1e3, family.limits[int(limits[best])]
+    flop, hbm_bytes = operations(operator, full), float(np.asarray(found.hbm_bytes)[best])
+    time_us, limit = float(times_ns[best]) / 1e3, LIMITS[int(limits[best])]
     why = _explain(candidates, limit)
     trust = _trust(operator, spec, full, dtype, flop or hbm_bytes)
-    asked = (operator, input_shapes(operator, full), dtype, int(getattr(full, "mode", 0)))
-    measured = measurements.find(*asked) if measurements else None
-    if measurements and measured is not None:
-        spread = measurements.band(*asked)  # one row alone does not show its own spread: the model's band stays
-        band = trust.band if spread is None else round(spread, 3)
-        time_us, trust = measured, Confidence("calibrated", band, f"measured: {measurements.source}")
+    if measurements:
+        asked = (operator, input_shapes(operator, full), dtype, int(getattr(full, "mode", 0)))
+        time_us, trust = measurements.look_up(*asked, trust) or (time_us, trust)
     return Choice(operator, spec.name, _named(family, best), time_us, limit, why, flop, hbm_bytes, trust, candidates)
 
 
@@ -136,10 +143,10 @@ def check(operator: str, shape: Any, dtype: str, chip_or_name: ChipSpec | str, t
         ascend_jax.chip.onchip.OnChipError: buffers do not fit: L0C: 262144 bytes asked for, 131072 available; ...
     """
     spec = chip(chip_or_name) if isinstance(chip_or_name, str) else chip_or_name
-    family = _family(operator, _dtype_bytes(dtype))
+    family = _family(operator, dtype_bytes(dtype))
     if len(tile) != len(family.sides):
         raise ValueError(f"tile {tuple(tile)}: {operator} takes {len(family.sides)} sides: {', '.join(family.sides)}")
-    sides = _whole(f"tile {tuple(tile)}", tile)
+    sides = whole_numbers(f"tile {tuple(tile)}", tile)
     if min(sides) < 1:
         raise ValueError(f"tile {sides}: each side is at least 1")
     stepped = sides[:3] if family.group == "gemm" else sides if len(sides) > 1 else ()
@@ -147,104 +154,23 @@ def check(operator: str, shape: Any, dtype: str, chip_or_name: ChipSpec | str, t
         named = ", ".join(family.sides[: len(stepped)])
         raise ValueError(f"tile {sides}: {named} are multiples of 16, the edge of a cube step")
     given: Any = Tile(*sides) if family.group == "gemm" else sides if len(sides) > 1 else sides[0]
-    return require(_place(operator, spec, _problem(operator, shape, dtype), given))
-
-
-def _whole(what: str, sizes: Any) -> tuple[int, ...]:
-    """The sizes as ints.
-
-    Raises:
-        ValueError: No sequence, or one with an element that is no whole number or above int32.
-    """
-    if not isinstance(sizes, Sequence | np.ndarray) or isinstance(sizes, str):
-        raise ValueError(f"{what}: a sequence of whole numbers")
-    for size in sizes:
-        is_number = isinstance(size, int | float | np.integer | np.floating) and not isinstance(size, bool)
-        if not is_number or not np.isfinite(size) or size != int(size) or abs(size) > INT32_MAX:
-            raise ValueError(f"{what}: {size!r} is no whole number up to {INT32_MAX}")
-    return tuple(int(size) for size in sizes)
-
-
-def input_shapes(operator: str, full: Any) -> list[tuple[int, ...]]:
-    """Shapes of the operator's inputs, as a profile lists them."""
-    if isinstance(full, MatmulShape):
-        batch = (full.batch,) if full.batch > 1 else ()
-        return [(*batch, full.m, full.k), (*batch, full.k, full.n)]
-    if isinstance(full, AttentionShape):
-        keys = (full.batch, full.kv_heads, full.kv_len)
-        return [(full.batch, full.heads, full.q_len, full.dim), (*keys, full.dim), (*keys, full.value_dim)]
-    return [(full.rows, full.columns)] * max(full.rule.reads, 1)
-
-
-def operators() -> tuple[str, ...]:
-    """Names that `choose` takes."""
-    return ("matmul", "flash_attention", "flash_attention_backward", *OPERATORS)
+    return require(_place(operator, spec, problem(operator, shape, dtype), given))
 
 
 def _trust(operator: str, spec: ChipSpec, full: Any, dtype: str, size: float) -> Confidence:
     if operator == "flash_attention":
         return attention.forward_confidence(spec, full)
-    return confidence(spec, _family(operator, _dtype_bytes(dtype)).group, dtype, size)
-
-
-def _problem(operator: str, shape: Any, dtype: str) -> Any:
-    """The shape as the model of its operator takes it."""
-    if operator not in operators():
-        raise ValueError(f"operator {operator!r} has no tile model; known: {', '.join(operators())}")
-    size = _dtype_bytes(dtype)
-    if isinstance(shape, MatmulShape | AttentionShape | VectorShape):
-        return _matching(operator, shape, dtype, size)
-    names = {"matmul": "m, n, k[, batch]"}.get(operator, "batch, heads, q_len, kv_len, dim")
-    names = names if operator not in OPERATORS else "rows, columns"
-    sizes = _whole(f"shape {shape}", shape)
-    lengths = {"matmul": (3, 4)}.get(operator, (2,) if operator in OPERATORS else (5,))
-    if len(sizes) not in lengths:
-        raise ValueError(f"shape {sizes}: {operator} takes ({names})")
-    if operator == "matmul":
-        m, n, k, *batch = sizes
-        return MatmulShape(m, n, k, size, *batch[:1])
-    if operator in OPERATORS:
-        return VectorShape(operator, sizes[0], sizes[1], size)
-    b, heads, q_len, kv_len, dim = sizes
-    return AttentionShape(b, heads, heads, q_len, kv_len, dim, dim, size)
-
-
-def _matching(operator: str, shape: Any, dtype: str, size: int) -> Any:
-    """A shape object, if it is one of the operator and the dtype."""
-    wanted = MatmulShape if operator == "matmul" else VectorShape if operator in OPERATORS else AttentionShape
-    if not isinstance(shape, wanted) or getattr(shape, "operator", operator) != operator:
-        raise ValueError(f"shape {shape}: {operator} takes a {wanted.__name__} of its own")
-    if shape.dtype_bytes != size:
-        raise ValueError(f"shape has dtype_bytes={shape.dtype_bytes}, dtype {dtype} has {size}; give both alike")
-    return shape
-
-
-def compulsory_bytes(operator: str, shape: Any, dtype: str) -> float:
-    """Bytes of all inputs and outputs, each once."""
-    full, size = _problem(operator, shape, dtype), _dtype_bytes(dtype)
-    if isinstance(full, MatmulShape):
-        return float(full.batch) * (size * (full.m * full.k + full.k * full.n) + full.output_bytes * full.m * full.n)
-    if isinstance(full, VectorShape):
-        return float(full.read_bytes + full.written_bytes)
-    queries = full.batch * full.heads * full.q_len * (full.dim + full.value_dim)
-    keys = full.batch * full.kv_heads * full.kv_len * (full.dim + full.value_dim)
-    return float(size * (queries + keys)) * (2.0 if operator == "flash_attention_backward" else 1.0)
-
-
-def _dtype_bytes(dtype: str) -> int:
-    if dtype not in DTYPE_BYTES:
-        raise ValueError(f"dtype {dtype!r}: one of {', '.join(DTYPE_BYTES)}")
-    return DTYPE_BYTES[dtype]
+    return confidence(spec, _family(operator, dtype_bytes(dtype)).group, dtype, size)
 
 
 def _family(operator: str, size: int) -> _Family:
     if operator == "matmul":
-        return _Family("gemm", Tile._fields, matmul.TILES[size], matmul.LIMITS)
+        return _Family("gemm", Tile._fields, matmul.TILES[size])
     if operator == "flash_attention":
-        return _Family("attention", ("q_rows", "kv_cols"), forward.TILES, UNITS)
+        return _Family("attention", ("q_rows", "kv_cols"), forward.TILES)
     if operator == "flash_attention_backward":
-        return _Family("attention_backward", ("kv_rows", "q_cols"), attention.BACKWARD_TILES, UNITS)
-    return _Family("vector", ("elements",), vector.TILES, vector.LIMITS)
+        return _Family("attention_backward", ("kv_rows", "q_cols"), attention.BACKWARD_TILES)
+    return _Family("vector", ("elements",), vector.TILES)
 
 
 def _evaluate(operator: str, full: Any) -> Callable[[ChipSpec], Any]:
@@ -314,15 +240,3 @@ def _named(family: _Family, index: int) -> dict[str, int]:
     tile = family.tiles[index]
     sides = tile if isinstance(tile, tuple) else (tile,)
     return dict(zip(family.sides, (int(side) for side in sides), strict=True))
-
-
-def _spelled(full: Any) -> str:
-    return " ".join(f"{field.name}={getattr(full, field.name)}" for field in dataclasses.fields(full))
-
-
-def _flop(operator: str, full: Any) -> float:
-    if operator == "flash_attention":
-        return attention.forward_flop(full)
-    if operator == "flash_attention_backward":
-        return 2.5 * attention.forward_flop(full)
-    return float(full.flop)

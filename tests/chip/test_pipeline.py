@@ -6,7 +6,7 @@ import pytest
 
 from ascend_jax.chip import chip
 from ascend_jax.chip.instructions import instructions, sequence_ns
-from ascend_jax.chip.pipeline import QUEUES, stages, steady_ns, tile_pipeline
+from ascend_jax.chip.pipeline import LIMITS, QUEUES, bound, stages, steady_ns, tile_pipeline
 
 IDEAL = chip("Ascend910B2").replace(overlap_loss=0.0, flag_cycles=0.0)
 
@@ -51,6 +51,15 @@ def test_busy_and_limit_by_queue():
     busy = dict(zip(QUEUES, np.asarray(found.busy_ns).tolist(), strict=True))
     assert busy == {name: {"mte2": 40.0, "cube": 120.0}.get(name, 0.0) for name in QUEUES}
     assert float(found.utilisation()[0]) == pytest.approx(120 / 130)
+
+
+def test_what_bounds_a_time():
+    def name(l2=0.0, hbm=0.0, launch=0.0, **queues):
+        return LIMITS[int(bound(stages(**queues), l2, hbm, launch))]
+
+    assert name(cube=3.0, mte2=2.0) == "cube" and name(cube=3.0, launch=4.0) == "launch"
+    assert name(mte2=5.0, hbm=2.0, cube=4.0) == "mte2" and name(mte2=5.0, hbm=3.0, cube=4.0) == "hbm"
+    assert name(hbm=3.0, mte3=2.0) == "hbm" and name(l2=3.0, mte3=2.0) == "l2"
 
 
 def test_batches_of_tiles_and_chips():

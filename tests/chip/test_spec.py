@@ -297,6 +297,8 @@ def test_missing_field_base_and_cycle(tmp_path):
         ("hbm_bytes_per_s", "1e30", "from 1e\\+06 to 1e\\+16"),
         ("l2_bytes_per_s", "1_000_000_000", "at least hbm_bytes_per_s"),
         ("fabric_kind", "9", "from 0 to 3"),
+        ("cube_macs_per_cycle", "1", "from 16 to 1e\\+06"),
+        ("kernel_head_ns", "17_179_869_184", "from 0 to 1e\\+10 ns"),
         ("l1_bytes", "5000", "whole blocks of 32 bytes"),
     ],
 )

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ascend_jax.chip import FIELDS, OnChipError, chip, require
+from ascend_jax.chip.pipeline import LIMITS, QUEUES
 from ascend_jax.ops.attention.tiling import (
-    LIMITS,
     TILES,
     AttentionShape,
     attention_cost,
@@ -39,10 +39,20 @@ def up(x, step):
     return -(-x // step) * step
 
 
+def misses(ratio):
+    """Root of m = 1 - exp(-m ratio) in (0, 1], by bisection; 0 where only 0 solves it."""
+    low, high = 1e-9, 1.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if 1 - math.exp(-middle * ratio) > middle else (low, middle)
+    return low if ratio > 1 else 0.0
+
+
 def twin(spec, shape, tile, cores=None):
-    """Float64 re-derivation of times, waves, blocks and bytes from the table in the module's docstring."""
+    """Float64 re-derivation of times, waves, blocks and bytes from the tables of both modules' docstrings."""
     v = {name: float(spec[name]) for name in FIELDS}
-    size, split = shape.dtype_bytes, v["vector_per_cube"] > 1
+    size, beside = shape.dtype_bytes, int(v["vector_per_cube"])
+    split, hz = beside > 1, v["clock_hz"]
     d, dv = up(shape.dim, 16), up(shape.value_dim, 16)
     rows, cols = min(tile[0], up(shape.q_len, 16)), min(tile[1], up(shape.kv_len, 16))
     walked = []  # (columns, rounds) of every block of a head
@@ -62,48 +72,59 @@ def twin(spec, shape, tile, cores=None):
     kv_heads = shape.batch * shape.kv_heads
     row_bytes = (shape.dim + shape.value_dim) * size
     active_heads = min(math.ceil(used / sharers), kv_heads)
-    first = 1 / sharers if active_heads * shape.kv_len * row_bytes + workspace <= v["l2_bytes"] else 1.0
+    kept = v["l2_bytes"] * v["l2_effective_share"]
+    first = 1 / sharers + (1 - 1 / sharers) * misses((active_heads * shape.kv_len * row_bytes + workspace) / kept)
     mean = tuple(np.mean(walked, axis=0))
     longest = max(walked)
     reads = max(first * mean[0] * blocks, kv_heads * longest[0])
     hbm = row_bytes * (reads + shape.batch * shape.heads * shape.q_len)
 
-    def matmul(m, n, k):
+    def mmad(m, n, k):
         tiles = math.ceil(m / 128) * math.ceil(n / 128) * math.ceil(k / 128)
         steps = math.ceil(m / 16) * math.ceil(n / 16) * math.ceil(k / 16)
-        mmad = (6 * tiles + steps / (v["cube_fp32_share"] if size == 4 else 1)) / v["clock_hz"]
+        return (6 * tiles + steps / (v["cube_fp32_share"] if size == 4 else 1)) / hz
+
+    def feed(m, n, k):
         left, right = m * k * math.ceil(n / 128), k * n * math.ceil(m / 128)
-        return max(mmad, size * (left / v["l1_l0a_bytes_per_s"] + right / v["l1_l0b_bytes_per_s"]))
+        return size * (left / v["l1_l0a_bytes_per_s"] + right / v["l1_l0b_bytes_per_s"])
+
+    # Rates of L2, shared by the cores at work. A store has half of its core's port, and its group's share.
+    to_l1 = min(v["l2_l1_bytes_per_s"], v["l2_bytes_per_s"] / used)
+    to_ub = min(v["l2_ub_bytes_per_s"], v["l2_bytes_per_s"] / (used * beside))
+    group = v["gm_group_write_bytes_per_s"] / beside if beside > 1 else math.inf
+    to_gm = min(v["ub_gm_bytes_per_s"], v["ub_port_bytes_per_s"] / 2, group, v["l2_bytes_per_s"] / (used * beside))
+
+    def longer(*queues):
+        return max(queues) + v["overlap_loss"] * (sum(queues) - max(queues))
+
+    missed = hbm / (v["hbm_bytes_per_s"] * v["hbm_efficiency"])
 
     def block(columns, rounds):
-        cube = matmul(rows, columns, shape.dim) + matmul(rows, dv, columns)
-        own = math.ceil(rows / v["vector_per_cube"])
+        own = math.ceil(rows / beside)
         pieces = math.ceil(own / 8)
         cycles = 11 * math.ceil(own * columns / 64) + 6 * 26 * pieces * rounds
         cycles += 4 * math.ceil(own * dv * rounds / 64) + 2 * 26 * pieces * rounds
         cycles += 6 * math.ceil(own * dv / 64) + 2 * 26 * pieces
-        vector = cycles / v["clock_hz"]
-        keys, p = size * columns * (d + dv), size * rows * columns
-        s = 4 * rows * (columns + rounds * dv)
+        p, o = size * rows * columns, size * rows * dv
+        s_and_pv = 4 * rows * (columns + rounds * dv)
+        inputs = size * (rows * d + columns * (d + dv))
+        cube = mmad(rows, columns, d) + mmad(rows, dv, columns)
+        mte1 = feed(rows, columns, d) + feed(rows, dv, columns)
         if split:
-            ports = [
-                (size * rows * d + first * keys) / v["gm_l1_bytes_per_s"]
-                + ((1 - first) * keys + p) / v["l2_l1_bytes_per_s"],
-                s / v["l0c_gm_bytes_per_s"],
-                s / rows * own / v["l2_ub_bytes_per_s"] + own * size * (columns + dv) / v["ub_gm_bytes_per_s"],
-                used * (size * rows * d + keys + s + p) / v["l2_bytes_per_s"],
-            ]
+            share = own / rows
+            one = longer(cube, mte1, (inputs + p) / to_l1 + missed / waves, s_and_pv / v["l0c_gm_bytes_per_s"])
+            other = longer(share * s_and_pv / to_ub, cycles / hz, share * (p + o) / to_gm)
+            read = inputs + p + s_and_pv
         else:
-            ports = [
-                (size * rows * d + first * keys) / v["gm_l1_bytes_per_s"] + (1 - first) * keys / v["l2_l1_bytes_per_s"],
-                (s + p) / v["vector_bytes_per_cycle"] / v["clock_hz"] + size * rows * dv / v["ub_gm_bytes_per_s"],
-                used * (size * rows * d + keys) / v["l2_bytes_per_s"],
-            ]
-        memory = max(*ports, hbm / waves / v["hbm_bytes_per_s"])
-        parts = sorted((cube, vector, memory))
-        return parts[2] + v["attention_overlap_loss"] * (parts[0] + parts[1])
+            width = v["vector_bytes_per_cycle"] * hz
+            one = longer(cube, mte1, inputs / to_l1 + missed / waves)
+            other = longer(cycles / hz + s_and_pv / width, o / to_gm + p / width)
+            read = inputs
+        handed = max(one, other) + v["attention_overlap_loss"] * min(one, other)
+        return max(handed, read * used / v["l2_bytes_per_s"])
 
     work = max(waves * block(*mean), block(*longest))
+    work = max(work, missed)
     return {
         "duration_ns": v["kernel_head_ns"] + v["attention_fixed_ns"] + 1e9 * work,
         "waves": waves,
@@ -130,13 +151,13 @@ def test_cost_equals_the_twin(name, shape, tile, cores):
     assert bool(found.fits)
     assert (int(found.waves), int(found.blocks)) == (expected["waves"], expected["blocks"])
     for key in ("duration_ns", "hbm_bytes", "workspace_bytes"):
-        assert float(getattr(found, key)) == pytest.approx(expected[key], rel=2e-5), key
+        assert float(getattr(found, key)) == pytest.approx(expected[key], rel=1e-4), key
 
 
 def test_keys_beyond_l2_are_read_again():
     expected, found = twin(SPEC, SHAPES[5], (128, 1024)), price(SPEC, SHAPES[5], (128, 1024))
-    assert float(found.hbm_bytes) == pytest.approx(expected["hbm_bytes"], rel=1e-5)
-    assert float(found.duration_ns) == pytest.approx(expected["duration_ns"], rel=1e-5)
+    assert float(found.hbm_bytes) == pytest.approx(expected["hbm_bytes"], rel=1e-4)
+    assert float(found.duration_ns) == pytest.approx(expected["duration_ns"], rel=1e-4)
     compulsory = 2 * 1024 * 64 * (512 + 400_000)
     assert float(found.hbm_bytes) > 3.9 * compulsory
 
@@ -159,8 +180,8 @@ def test_choice_is_the_fastest_of_a_loop(shape):
     times = {tile: twin(SPEC, shape, tile)["duration_ns"] for tile in legal}
     best = choose(SPEC, shape)
     tile = TILES[int(best.tile)]
-    assert float(best.duration_ns) == pytest.approx(min(times.values()), rel=2e-5)
-    assert times[tile] == pytest.approx(min(times.values()), rel=2e-5)
+    assert float(best.duration_ns) == pytest.approx(min(times.values()), rel=1e-4)
+    assert times[tile] == pytest.approx(min(times.values()), rel=1e-4)
     chex.assert_trees_all_close(best, price(SPEC, shape, tile), rtol=1e-6)
 
 
@@ -241,10 +262,28 @@ def test_workspace_is_concrete_for_a_concrete_spec():
 
 
 def test_limits():
-    assert LIMITS[int(choose(SPEC, AttentionShape(1, 1, 1, 128, 128, 128, 128, 2)).limit)] == "fixed"
-    assert LIMITS[int(choose(SPEC, AttentionShape(1, 64, 64, 8192, 8192, 512, 512, 4)).limit)] == "cube"
-    assert LIMITS[int(choose(SPEC, AttentionShape(1, 64, 64, 8192, 8192, 32, 32, 2)).limit)] == "vector"
-    assert LIMITS[int(choose(SPEC, AttentionShape(256, 32, 32, 1, 8192, 128, 128, 2)).limit)] == "memory"
+    cases = {
+        (1, 1, 1, 128, 128, 128, 128, 2): ("launch",),
+        (1, 64, 64, 8192, 8192, 512, 512, 4): ("cube",),
+        (1, 64, 64, 8192, 8192, 32, 32, 2): ("vector",),
+        (256, 32, 32, 1, 8192, 128, 128, 2): ("hbm",),
+    }
+    for sizes, names in cases.items():
+        assert LIMITS[int(choose(SPEC, AttentionShape(*sizes)).limit)] in names, sizes
+
+
+def test_every_queue_of_a_core_pair_has_its_time():
+    """By hand: one block of 128 x 4096, head dimension 128, fp16, on one of 24 pairs."""
+    busy = np.asarray(price(SPEC, AttentionShape(1, 24, 24, 128, 4096, 128, 128, 2), (128, 1024)).busy_ns)
+    found = dict(zip(QUEUES, busy.tolist(), strict=True))
+    keys, scores = 4096 * 128 * 2, 128 * 4096
+    hbm = 1e9 * 24 * (2 * keys + 2 * 128 * 256) / 1.536e12  # Q, K, V and O of 24 heads, one wave
+    partial = 4 * (scores + 4 * 128 * 128)
+    assert found["cube"] == pytest.approx(2 * 32 * (512 + 6) / 1.8, rel=1e-5)
+    assert found["mte2"] == pytest.approx(1e9 * (128 * 256 + 2 * keys + 2 * scores) / (5e12 / 24) + hbm, rel=1e-4)
+    assert found["fixpipe"] == pytest.approx(1e9 * partial / 1.4352e11, rel=1e-4)
+    assert found["mte3"] == pytest.approx(1e9 * (2 * scores + 2 * 128 * 128) / 2 / 8.65e10, rel=1e-4)
+    assert found["scalar"] == 0 and min(found["vector"], found["mte1"]) > 0
 
 
 @pytest.mark.parametrize("name", ["Ascend910_9392", "Ascend310P3"])

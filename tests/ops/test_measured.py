@@ -39,6 +39,16 @@ def test_spellings():
     assert {dtype_name(name) for name in ("DT_FLOAT16", "fp16", "half", "FLOAT16")} == {"float16"}
 
 
+def test_attention_of_a_profile_is_known_by_query_key_and_value(tmp_path):
+    head = "OP Type,Input Shapes,Input Data Types,Task Duration(us)\n"
+    heads, rows = "1,1,1024,128", "1,1,1024,8"
+    grad = f'FlashAttentionScoreGrad,"{heads};{heads};{heads};{heads};{rows};{rows};{heads}",FLOAT16,99\n'
+    masked = f'FlashAttentionScore,"{heads};{heads};{heads};2048,2048",FLOAT16,50\n'
+    found, shapes = read(tmp_path, head + grad + masked), [(1, 1, 1024, 128)] * 3
+    assert found.find("flash_attention_backward", shapes, "float16") == 99
+    assert found.find("flash_attention", shapes, "float16") is None, "a mask of unknown mode is not full attention"
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

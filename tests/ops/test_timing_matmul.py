@@ -6,8 +6,8 @@ import jax
 import pytest
 
 from ascend_jax.chip import FIELDS, chip
+from ascend_jax.chip.pipeline import LIMITS
 from ascend_jax.ops.timing.matmul import (
-    LIMITS,
     TILES,
     MatmulShape,
     Tile,
@@ -48,24 +48,30 @@ def twin(spec, m, n, k, size, tile, cores, buffers=2, constant=True):
     left, right = bm * bk * size, bk * bn * size
     mte1 = 1e9 * (left / v["l1_l0a_bytes_per_s"] + right / v["l1_l0b_bytes_per_s"])
     rate = min(v["l2_l1_bytes_per_s"], v["l2_bytes_per_s"] / used)
-    mte2 = 1e9 * (left / rate / run(bk * steps_k * size) + right / rate / run(bn * size))
+    share = [1 if row * size % 512 == 0 else 0.7 if row * size % 32 == 0 else 0.51 for row in (k, n)]
+    mte2 = 1e9 * (left / rate / run(bk * steps_k * size) / share[0] + right / rate / run(bn * size) / share[1])
     mte2 += 2 * v["copy_issue_cycles"] / steps_k * cycle
+    a, b, c = m * k * size, k * n * size, m * n * (4 if size == 1 else size)
+    passes = max(m / (math.isqrt(used) * bm), 1)
+    kept = v["l2_bytes"] * v["l2_effective_share"]
+    hbm = (a + b * (1 + (passes - 1) * misses((b + (a + c) / passes) / kept)) + c) * misses((a + b + c) / kept)
+    hbm_ns = 1e9 * hbm / (v["hbm_bytes_per_s"] * v["hbm_efficiency"] * run(bn * size))
+    mte2 += hbm_ns / waves / steps
     scalar = 0 if constant else v["tiling_cycles"] * cycle
     parts = [cube, mte1, mte2] + ([scalar] if scalar else [])
     alone = sum(parts) + len(parts) * v["flag_cycles"] * cycle
     drain = 1e9 * 4 * bm * bn / v["l0c_gm_bytes_per_s"]
     if buffers == 1:
-        one = steps * alone + drain
+        core = waves * (steps * alone + drain)
     else:
-        loop = alone + (steps - 1) * (max(parts) + v["overlap_loss"] * (sum(parts) - max(parts)) + scalar)
-        hidden = 8 * bm * bn <= v["l0c_bytes"]
-        one = max(loop, drain) + v["overlap_loss"] * min(loop, drain) if hidden else loop + drain
-    a, b, c = m * k * size, k * n * size, m * n * (4 if size == 1 else size)
-    passes = math.ceil(m / min(math.sqrt(used * bm * bn), m))
-    kept = v["l2_bytes"] * v["l2_effective_share"]
-    hbm = (a + b * (1 + (passes - 1) * misses((b + (a + c) / passes) / kept)) + c) * misses((a + b + c) / kept)
-    hbm_ns = 1e9 * hbm / (v["hbm_bytes_per_s"] * v["hbm_efficiency"] * run(bn * size))
-    work = max(waves * one + v["miss_exposed"] * hbm_ns, hbm_ns)
+        step = max(parts) + v["overlap_loss"] * (sum(parts) - max(parts)) + scalar
+        loop = steps * step
+        if 8 * bm * bn <= v["l0c_bytes"]:  # two tiles in L0C
+            shown = max(loop, drain) + v["overlap_loss"] * min(loop, drain) - loop
+        else:
+            shown = max(drain - 2 * cube, 0)
+        core = alone - step + waves * (loop + shown)
+    work = max(core, hbm_ns)
     return v["kernel_head_ns"] + v["kernel_end_ns"] + work, hbm
 
 

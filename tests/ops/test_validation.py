@@ -167,6 +167,24 @@ def test_the_command(tmp_path, capsys):
     assert "no such file" in capsys.readouterr().err
 
 
+def test_your_own_measurements_replace_predictions(tmp_path, capsys):
+    targets, own = tmp_path / "t.csv", tmp_path / "own.csv"
+    lines = ["A,910B2,gemm,fp16,64,32,128,,,,,,,,,,90,us,,", "B,910B2,gemm,bf16,64,32,128,,,,,,,,,,90,us,,"]
+    lines += ["C,910B2,fa_fwd_vendor,fp16,,,,1,2,256,256,64,1,,,,90,us,,", "D,910B2,add,fp16,64,32,,,,,,,,,,,90,us,,"]
+    targets.write_text(HEADER + "\n".join(lines) + "\n")
+    qkv = "1x2x256x64;1x2x256x64;1x2x256x64"
+    text = "operator,shape,dtype,us,sparse_mode\nMatMulV3,64x128;128x32,float16,91,\nadd,64x32;64x32,half,92,\n"
+    own.write_text(text + f"FlashAttentionScore,{qkv},float16,93,3\n")
+    flags = ["--targets", str(targets), "--measurements", str(own)]
+    assert main(["ascend-jax", "validate", *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["targets"]
+    assert [row["predicted"] for row in found if row["limit"] == "measured"] == [91, 93, 92]
+    assert found[1]["predicted"] < 50 and found[1]["limit"] != "measured", "bfloat16 was not measured"
+    own.write_text("operator,shape,dtype,us\nadd,64x32,half,-2\n")
+    assert main(["ascend-jax", "validate", *flags]) == 2
+    assert "line 2: column us is '-2'" in capsys.readouterr().err
+
+
 LINE = "X,{soc},{kind},fp16,{m},{n},{k},,,,,,,{ranks},{cores},{nbytes},1,{unit},,{note}"
 
 
@@ -200,6 +218,15 @@ def test_rows_that_mean_nothing_are_listed(tmp_path, columns, words, capsys):
     assert json.loads(capsys.readouterr().out)["covered"] == 0
 
 
+def test_attention_of_two_milliard_rows_is_listed(tmp_path):
+    lines = [
+        f"X,910B2,{kind},fp16,,,,1,1,2000000000,64,64,{causal},,,,1,us,,"
+        for kind in ("fa_fwd", "fa_bwd")
+        for causal in (0, 1)
+    ]
+    assert all("at most 67108864 query rows" in row.reason for row in rows(tmp_path, *lines))
+
+
 def test_only_the_stated_words_of_a_note_steer_a_matmul(tmp_path):
     def us(note):
         return one(tmp_path, "910B1", "gemm_task", m=8192, n=8192, k=8192, cores=24, note=note).predicted
@@ -213,9 +240,8 @@ def test_only_the_stated_words_of_a_note_steer_a_matmul(tmp_path):
 def test_a_chips_constants_are_not_those_of_one_row():
     for name in ("Ascend950PR_9589", "Ascend950DT_9591"):
         spec, a2 = find_chip(name), find_chip("A2")
-        assert [spec[each] for each in ("overlap_loss", "miss_exposed")] == [
-            a2[each] for each in ("overlap_loss", "miss_exposed")
-        ]
+        for each in ("overlap_loss", "l2_effective_share", "matmul_fixed_ns"):
+            assert spec[each] == a2[each]
 
 
 def test_filled_columns_count(tmp_path):

@@ -29,24 +29,38 @@ def test_bench_tiling():
     assert found["points"] >= 100 and found["ms"] > 0
 
 
+@pytest.mark.parametrize("group", ["memory", "gemm", "attention", "collective"])
+def test_shipped_constants_are_those_of_the_fit(group):
+    """From its neutral starts, the tool finds what the chip files say."""
+    fit_timing = load("fit_timing")
+    from ascend_jax.ops.timing.targets import read_targets
+    from ascend_jax.ops.timing.validation import calibration_file
+
+    rows = [row for row in read_targets(calibration_file()) if fit_timing.find_kind(row.kind)[0] == group]
+    fitted = fit_timing.fit(rows, group, fit_timing.starts(group))
+    spec = fit_timing.find_chip("A2")
+    assert fitted == {name: float(f"{float(spec[name]):.{fit_timing.DIGITS}g}") for name in fitted}
+    assert fitted != fit_timing.starts(group)
+
+
 def test_fit_finds_constants_that_made_the_numbers(tmp_path):
     """Collective times made from other constants give those constants back."""
     fit_timing = load("fit_timing")
     from ascend_jax.chip import links
     from ascend_jax.ops.timing.targets import read_targets
 
-    truth = fit_timing.find_chip("A2").replace(collective_efficiency=0.6, collective_step_ns=9000.0)
+    truth = fit_timing.find_chip("A2").replace(collective_chunk_bytes=2e6, collective_fill_bytes_per_s=5e10)
     lines = ["soc,kind,dtype,ranks,bytes,value,unit"]
-    for log in range(12, 28, 2):
+    for log in range(12, 28):
         us = float(links.all_reduce_ns(truth, 1 << log, 8)) / 1e3
         lines.append(f"A2,allreduce,fp16,8,{1 << log},{us},us")
     (tmp_path / "made.csv").write_text("\n".join(lines))
-    targets = read_targets(tmp_path / "made.csv")
-    start = {name: bounds[0] for name, bounds in fit_timing.CONSTANTS["collective"].items()}
+    targets, start = read_targets(tmp_path / "made.csv"), fit_timing.starts("collective")
     fitted = fit_timing.fit(targets, "collective", start)
-    assert fitted["collective_efficiency"] == pytest.approx(0.6, rel=0.05)
-    assert fitted["collective_step_ns"] == pytest.approx(9000, rel=0.1)
-    assert np.abs(fit_timing.log_errors(targets, fitted)).mean() < 0.03
+    assert fitted["collective_chunk_bytes"] == pytest.approx(2e6, rel=0.05)
+    assert fitted["collective_fill_bytes_per_s"] == pytest.approx(5e10, rel=0.05)
+    assert fitted["collective_host_ns"] == start["collective_host_ns"], "no row says anything of it"
+    assert np.abs(fit_timing.log_errors(targets, fitted)).mean() < 0.01
 
 
 def test_folds_keep_equal_shapes_together():

@@ -1,23 +1,15 @@
 """The Ascend tile of FlashAttention forward, from a card's sizes, and the time it takes.
 
-One block = `q_rows` query rows of one head, walking over the keys in rounds of `kv_cols` columns:
+One block = `q_rows` query rows of one head, walking over the keys in rounds of `kv_cols` columns; how long each queue
+of its core pair is busy is in `ops.timing.attention_queues`. Blocks run in waves over the cores:
 
-| what a round does | time | hardware fact |
-|---|---|---|
-| cube: S = Q K^T, then P V | `matmul_ns` | MMAD beside MTE1 |
-| vector: P = exp(S - max) | 11 cycles a repeat | muls 1; max, exp, sub, sum, cast 2 each; rows halved |
-| vector: rescale O | 4 cycles a repeat | mul 2, add 2 |
-| memory: K, V, P into L1 | / `l2_l1`, first use / `gm_l1` | MTE2 of the cube core; other blocks hit L2 |
-| memory: S, P V to GM | / `l0c_gm` | FixPipe: A2 cores meet only in GM and L2 |
-| memory: S, P V in, P out | / `l2_ub` + / `ub_gm` | MTE2 and MTE3 of a vector core share its port |
-| memory: all reads of all cores | / `l2_bytes_per_s` | one L2 |
-| memory: first uses, Q, O | / `hbm_bytes_per_s` | one HBM |
+    duration = kernel_head + attention_fixed + max(ceil(blocks / cores) * block, HBM bytes / HBM rate)
 
-cube and vector are sums of their rows, memory is the slowest of its rows.
-block = max(cube, vector, memory) + attention_overlap_loss * (the other two),
-duration = kernel_head + attention_fixed + ceil(blocks / cores) * block: blocks run in waves over the cores.
-A causal launch deals its live tiles out evenly: its block is the mean one; it never ends before its longest.
-Fused cores (910A, 310P) hand over inside the core, one vector width a cycle, without workspace.
+block = longer core + attention_overlap_loss * the other, but no less than L2 takes for all cores together. HBM's time
+is shared evenly by the waves and adds to MTE2 of the cube cores. HBM bytes:
+queries and output once; keys and values once, and again as far as the heads in work miss L2 (`memory.miss_share`). They
+count as cold: what a layer reads was written before it by others. A causal launch deals its live tiles out evenly: its
+block is the mean one; it never ends before its longest.
 """
 
 import dataclasses
@@ -27,16 +19,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ascend_jax.chip import cost
+from ascend_jax.chip import cost, memory
 from ascend_jax.chip.onchip import Buffer, OnChipPlan, place
+from ascend_jax.chip.pipeline import QUEUES, bound
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops.attention.visibility import SparseMode, Visibility
-from ascend_jax.runtime.kernels import LIMITS
+from ascend_jax.ops.timing import attention_queues as queues
+from ascend_jax.ops.timing.attention_queues import VECTOR_ROWS
 
 TILES = tuple((rows, cols) for rows in (16, 32, 64, 128) for cols in (64, 128, 256, 512, 1024, 2048))
-VECTOR_ROWS = 8  # rows of scores that the vector core holds at once
+_MOST_ROWS = 1 << 26  # of queries: what each sees is counted row by row
 ROW_BYTES = 32  # one statistic of one row takes a whole UB block
-STARTUP_CYCLES = 26.0  # head and tail of one vector instruction, typical for add, mul, exp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +37,8 @@ class AttentionShape:
     """Shape of one attention launch. Hashable, so it can be a static argument of `jit`.
 
     Raises:
-        ValueError: A size below 1, heads that kv_heads does not divide, or dtype_bytes other than 2 or 4.
+        ValueError: A size below 1, more than 2**26 query rows, heads that kv_heads does not divide, or dtype_bytes
+            other than 2 or 4.
     """
 
     batch: int
@@ -61,6 +55,8 @@ class AttentionShape:
         for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "dim", "value_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: at least 1; an empty launch takes no kernel")
+        if self.q_len > _MOST_ROWS:
+            raise ValueError(f"q_len={self.q_len}: the time model takes at most {_MOST_ROWS} query rows")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads={self.heads} is no multiple of kv_heads={self.kv_heads}")
         if self.dtype_bytes not in (2, 4):
@@ -77,14 +73,23 @@ class AttentionCost:
     blocks: jax.Array  # int32
     cores_used: jax.Array  # int32, cube cores
     waves: jax.Array  # int32, blocks that the busiest core runs
-    cube_busy_ns: jax.Array  # float32 ns, busiest core
-    vector_busy_ns: jax.Array  # float32 ns, busiest core
+    busy_ns: jax.Array  # float32 ns [..., 7] by chip.pipeline.QUEUES, busiest core of each kind
     hbm_bytes: jax.Array  # float32, read and written
     l2_bytes: jax.Array  # float32, moved between L2 and cores
     workspace_bytes: jax.Array  # int32
-    limit: jax.Array  # int32, index into LIMITS
+    limit: jax.Array  # int32, index into chip.pipeline.LIMITS
     tile: jax.Array  # int32, index into TILES; -1 for a tile of your own
     fits: jax.Array  # bool
+
+    @property
+    def cube_busy_ns(self) -> jax.Array:
+        """Busy time of the busiest cube unit."""
+        return self.busy_ns[..., QUEUES.index("cube")]
+
+    @property
+    def vector_busy_ns(self) -> jax.Array:
+        """Busy time of the busiest vector unit."""
+        return self.busy_ns[..., QUEUES.index("vector")]
 
 
 class _Work(NamedTuple):
@@ -223,14 +228,21 @@ def _cost(spec: ChipSpec, shape: AttentionShape, work: _Work, cores: Any) -> Att
         used = jnp.minimum(limit, work.blocks).astype(jnp.int32)
         waves = -(-work.blocks // used)
         workspace = jnp.asarray(workspace_bytes(spec, shape, (work.rows, work.cols), used), jnp.int32)
-        hbm, first = _hbm_bytes(spec, shape, work, used, workspace)
-        hbm_ns = cost.copy_ns(spec, hbm / waves, spec["hbm_bytes_per_s"])
-        units, l2_block = _block_parts(spec, shape, work, work.columns, work.rounds, used, first)
-        longest, _ = _block_parts(spec, shape, work, work.longest_columns, work.longest_rounds, used, first)
-        units, longest = (parts.at[2].max(hbm_ns) for parts in (units, longest))
-        block_ns = _overlapped(spec, units)
-        work_ns = jnp.maximum(waves * block_ns, _overlapped(spec, longest))
+        hbm = _hbm_bytes(spec, shape, work, used, workspace)
+        hbm_ns = cost.copy_ns(spec, hbm, memory.hbm_rate(spec))
+        dims, size = (_padded(shape.dim), _padded(shape.value_dim)), shape.dtype_bytes
+        walks = ((work.columns, work.rounds), (work.longest_columns, work.longest_rounds))
+        block, longest = (
+            queues.forward_block(spec, work.rows, *walk, dims, size, used).waits_for_hbm(hbm_ns / waves)
+            for walk in walks
+        )
+        block_ns, longest_ns = (
+            jnp.maximum(queues.overlapped_ns(spec, pair), queues.l2_ns(spec, pair, used)) for pair in (block, longest)
+        )
+        work_ns = jnp.maximum(jnp.maximum(waves * block_ns, longest_ns), hbm_ns)
         fixed_ns = spec["kernel_head_ns"] + spec["attention_fixed_ns"]
+        busy, l2_ns = waves * block.busy_ns(), waves * queues.l2_ns(spec, block, used)
+        launch_ns = jnp.where(fixed_ns > work_ns, jnp.inf, 0.0)
         fits = place_tile(spec, shape, (work.rows, work.cols)).fits
         return AttentionCost(
             duration_ns=jnp.where(fits, fixed_ns + work_ns, jnp.inf),
@@ -238,75 +250,30 @@ def _cost(spec: ChipSpec, shape: AttentionShape, work: _Work, cores: Any) -> Att
             blocks=jnp.asarray(work.blocks),
             cores_used=used,
             waves=waves,
-            cube_busy_ns=waves * units[0],
-            vector_busy_ns=waves * units[1],
+            busy_ns=busy,
             hbm_bytes=hbm,
-            l2_bytes=l2_block * work.blocks,
+            l2_bytes=work.blocks * (block.l2_read_bytes + float(size * dims[1]) * work.rows),
             workspace_bytes=workspace,
-            limit=jnp.where(fixed_ns > work_ns, LIMITS.index("fixed"), jnp.argmax(units)).astype(jnp.int32),
+            limit=bound(busy, l2_ns, hbm_ns, launch_ns),
             tile=jnp.asarray(work.tile),
             fits=jnp.asarray(fits),
         )
 
 
-def _block_parts(
-    spec: ChipSpec, shape: AttentionShape, work: _Work, columns: Any, rounds: Any, active: Any, first: Any
-) -> tuple[jax.Array, jax.Array]:
-    """(cube, vector, memory) ns of one block `[3]`, and the bytes it moves through L2."""
-    rows, size, value_dim = jnp.asarray(work.rows, jnp.float32), shape.dtype_bytes, _padded(shape.value_dim)
+def _hbm_bytes(spec: ChipSpec, shape: AttentionShape, work: _Work, used: Any, workspace: Any) -> jax.Array:
+    """Bytes from and to HBM.
 
-    def moved(nbytes: Any, path: str) -> jax.Array:
-        return cost.copy_ns(spec, nbytes, spec[f"{path}_bytes_per_s"])
-
-    split = spec["vector_per_cube"] > 1
-    share = jnp.ceil(rows / spec["vector_per_cube"])  # rows of one vector core
-    cube = cost.matmul_ns(spec, rows, columns, shape.dim, size)
-    cube += cost.matmul_ns(spec, rows, value_dim, columns, size)
-
-    pieces = jnp.ceil(share / VECTOR_ROWS) * STARTUP_CYCLES
-    vector = cost.vector_ns(spec, share * columns, 11.0, 4, startup_cycles=6 * pieces * rounds)
-    vector += cost.vector_ns(spec, share * value_dim * rounds, 4.0, 4, startup_cycles=2 * pieces * rounds)
-    vector += cost.vector_ns(spec, share * value_dim, 6.0, 4, startup_cycles=2 * pieces)  # divide, cast
-
-    partial = 4 * (columns + rounds * value_dim)  # bytes a row that the cube hands to the vector cores
-    queries, output, handed = (size * rows * width for width in (_padded(shape.dim), value_dim, columns))
-    keys = size * columns * (_padded(shape.dim) + value_dim)
-    cold = queries + first * keys
-    warm = (1 - first) * keys + jnp.where(split, handed, 0.0)
-    stored = share * size * (columns + value_dim)
-    port = moved(cold, "gm_l1") + moved(warm, "l2_l1")
-    drain = moved(rows * partial, "l0c_gm")
-    exchange = moved(share * partial, "l2_ub") + moved(stored, "ub_gm")
-    inside = cost.cycles_ns(spec, (rows * partial + handed) / spec["vector_bytes_per_cycle"])
-    inside += moved(output, "ub_gm")
-    turned = jnp.where(split, rows * partial + handed, 0.0)  # written by one side, read by the other
-    read = queries + keys + turned
-    on_core = jnp.where(split, jnp.maximum(drain, exchange), inside)
-    memory = jnp.maximum(jnp.maximum(port, on_core), moved(read * active, "l2"))
-    return jnp.stack([cube, vector, memory]), read + turned + output
-
-
-def _hbm_bytes(
-    spec: ChipSpec, shape: AttentionShape, work: _Work, used: Any, workspace: Any
-) -> tuple[jax.Array, jax.Array]:
-    """Bytes from and to HBM, and the share of a block's key and value reads that miss L2.
-
-    Blocks that share keys miss once among them if the heads in work and the workspace fit in L2.
+    Blocks that share keys read them once among them, and again as far as the heads in work and the workspace miss L2.
     """
     head_blocks = work.blocks // (shape.batch * shape.heads)
     sharers = head_blocks * (shape.heads // shape.kv_heads)
     width = (shape.dim + shape.value_dim) * shape.dtype_bytes  # of one row of Q and O, or of K and V
     kv_heads = shape.batch * shape.kv_heads
     heads_in_work = jnp.minimum(jnp.ceil(used / sharers), kv_heads)
-    resident = heads_in_work * float(shape.kv_len * width) + workspace <= spec["l2_bytes"]
-    first = jnp.where(resident, 1 / sharers, 1.0)
+    miss = memory.miss_share(spec, heads_in_work * float(shape.kv_len * width) + workspace)
+    first = 1 / sharers + (1 - 1 / sharers) * miss
     columns = jnp.maximum(first * work.columns * work.blocks, kv_heads * work.longest_columns)
-    return width * (columns + float(shape.batch * shape.heads * shape.q_len)), first
-
-
-def _overlapped(spec: ChipSpec, units: jax.Array) -> jax.Array:
-    longest = units.max(-1)
-    return longest + spec["attention_overlap_loss"] * (units.sum(-1) - longest)
+    return width * (columns + float(shape.batch * shape.heads * shape.q_len))
 
 
 def _clipped(shape: AttentionShape, tile: tuple[Any, Any]) -> tuple[Any, Any]:

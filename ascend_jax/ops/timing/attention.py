@@ -1,16 +1,9 @@
 """Attention launches: library and hand-written kernels, and the backward pass.
 
 Forward is `ops.attention.tiling`; this adds what is told apart around it. The backward pass walks, for each block of
-`kv_rows` key rows of one head, over the queries in rounds of `q_cols` rows:
+`kv_rows` key rows of one head, over the queries in rounds of `q_cols` rows (`attention_queues`):
 
-| what a round does | time | hardware fact |
-|---|---|---|
-| cube: S = Q K^T, dP = dO V^T, dV += P^T dO, dK += dS^T Q, dQ += dS K | five `matmul_ns` | MMAD beside MTE1 |
-| vector: P = exp(a S - lse), dS = P (dP - delta), casts | 13 cycles a repeat | muls 1; sub, exp, mul, cast 2 |
-| memory: S, dP out; P, dS out; dQ out, in fp32 | / `l0c_gm`, / `ub_gm`, / `l0c_gm` | A2 cores meet only in GM and L2 |
-| memory: Q, dO, P, dS into L1 | / `l2_l1` | MTE2 of the cube core |
-
-block = rounds * (longest unit + attention_overlap_loss * the other two); blocks run in waves over the cores.
+    block = rounds * round + what it does once; duration = head + fixed + max(waves * block, HBM bytes / HBM rate)
 """
 
 import dataclasses
@@ -22,15 +15,15 @@ import numpy as np
 
 from ascend_jax.chip import cost, memory
 from ascend_jax.chip.onchip import Buffer, OnChipPlan, place
+from ascend_jax.chip.pipeline import bound
 from ascend_jax.chip.spec import ChipSpec
-from ascend_jax.ops.attention.tiling import AttentionCost, AttentionShape, choose_tile
+from ascend_jax.ops.attention.tiling import TILES, AttentionCost, AttentionShape, choose_tile, tile_costs
 from ascend_jax.ops.attention.visibility import SparseMode, Visibility
+from ascend_jax.ops.timing import attention_queues as queues
 from ascend_jax.ops.timing.confidence import Confidence, confidence
-from ascend_jax.runtime.kernels import LIMITS
 
+HAND_ROWS = 128
 BACKWARD_TILES = tuple((rows, cols) for rows in (64, 128) for cols in (64, 128, 256, 512))
-_CYCLES = 13.0  # a repeat of the round's vector work
-_STARTUP_CYCLES = 7 * 26.0  # heads and tails of its seven instructions
 
 
 def hand_written(spec: ChipSpec) -> ChipSpec:
@@ -39,8 +32,17 @@ def hand_written(spec: ChipSpec) -> ChipSpec:
 
 
 def forward(spec: ChipSpec, shape: AttentionShape, *, library: bool = True, cores: Any = None) -> AttentionCost:
-    """Cost of attention forward with the fastest tile: the vendor's fused operator, or a hand-written kernel."""
-    return choose_tile(spec if library else hand_written(spec), shape, cores)
+    """Cost of attention forward with the fastest tile: the vendor's fused operator, or a hand-written kernel.
+
+    Hand-written kernels take the tiles of HAND_ROWS query rows, the side of a cube base tile, as the open PTO kernel
+    does; the library takes smaller ones too, where those fill the cores better.
+    """
+    if library:
+        return choose_tile(spec, shape, cores)
+    costs = tile_costs(hand_written(spec), shape, cores)
+    is_taken = np.array([rows == HAND_ROWS for rows, _ in TILES])
+    best = jnp.argmin(jnp.where(is_taken, costs.duration_ns, jnp.inf))
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[best], costs)
 
 
 def forward_flop(shape: AttentionShape) -> float:
@@ -97,11 +99,11 @@ class BackwardCost:
     """Time of one backward launch."""
 
     duration_ns: jax.Array  # float32 ns; inf if the tile does not fit
-    units_ns: jax.Array  # float32 [3]: cube, vector, memory of the busiest core
+    busy_ns: jax.Array  # float32 ns [..., 7] by chip.pipeline.QUEUES, busiest core of each kind
     hbm_bytes: jax.Array  # float32
     blocks: jax.Array  # int32
     waves: jax.Array  # int32
-    limit: jax.Array  # int32, index into runtime.kernels.LIMITS
+    limit: jax.Array  # int32, index into chip.pipeline.LIMITS
     fits: jax.Array  # bool
 
 
@@ -138,20 +140,23 @@ def _backward_cost(
         waves = jnp.ceil(blocks / used)
         pairs = Visibility(shape.q_len, shape.kv_len, shape.mode).live_pairs()
         rounds = jnp.maximum(float(pairs) / (shape.kv_len * cols), 1.0)  # of a mean block
-        units = rounds * _round(spec, shape, rows, cols)
+        dims, size = (shape.dim, shape.value_dim), shape.dtype_bytes
+        block = queues.backward_round(spec, rows, cols, dims, size, used).times(rounds)
+        block = block.plus(queues.backward_edge(spec, rows, dims, size, used))
         hbm = _backward_bytes(shape)
-        units = units.at[2].max(cost.copy_ns(spec, hbm, memory.hbm_rate(spec)) / waves)
-        longest = units.max()
-        block_ns = longest + spec["attention_overlap_loss"] * (units.sum() - longest)
-        fixed = spec["kernel_head_ns"] + (spec["attention_fixed_ns"] if library else spec["attention_start_ns"])
+        hbm_ns = cost.copy_ns(spec, hbm, memory.hbm_rate(spec))
+        block, l2 = block.waits_for_hbm(hbm_ns / waves), queues.l2_ns(spec, block, used)
+        work_ns = jnp.maximum(waves * jnp.maximum(queues.overlapped_ns(spec, block), l2), hbm_ns)
+        fixed_ns = spec["kernel_head_ns"] + (spec["attention_fixed_ns"] if library else spec["attention_start_ns"])
+        busy = waves * block.busy_ns()
         fits = jnp.asarray(place_backward(spec, shape, (rows, cols)).fits)
         return BackwardCost(
-            duration_ns=jnp.where(fits, fixed + waves * block_ns, jnp.inf),
-            units_ns=waves * units,
+            duration_ns=jnp.where(fits, fixed_ns + work_ns, jnp.inf),
+            busy_ns=busy,
             hbm_bytes=jnp.float32(hbm),
             blocks=blocks.astype(jnp.int32),
             waves=waves.astype(jnp.int32),
-            limit=jnp.where(fixed > waves * block_ns, LIMITS.index("fixed"), jnp.argmax(units)).astype(jnp.int32),
+            limit=bound(busy, waves * l2, hbm_ns, jnp.where(fixed_ns > work_ns, jnp.inf, 0.0)),
             fits=fits,
         )
 
@@ -176,23 +181,3 @@ def backward_costs(spec: ChipSpec, shape: AttentionShape, *, library: bool = Tru
     """Costs with all tiles of BACKWARD_TILES on at most `cores` cube cores, leaves `[T]`, in one vmapped call."""
     rows, cols = (np.array(side, np.int32) for side in zip(*BACKWARD_TILES, strict=True))
     return jax.vmap(lambda r, c: _backward_cost(spec, shape, r, c, library, cores))(rows, cols)
-
-
-def _round(spec: ChipSpec, shape: AttentionShape, rows: Any, cols: Any) -> jax.Array:
-    """(cube, vector, memory) ns of one round, `[3]`."""
-    size, dim, value_dim = shape.dtype_bytes, shape.dim, shape.value_dim
-    cube = cost.matmul_ns(spec, cols, rows, dim, size) + cost.matmul_ns(spec, cols, rows, value_dim, size)
-    cube += cost.matmul_ns(spec, rows, value_dim, cols, size) + cost.matmul_ns(spec, rows, dim, cols, size)
-    cube += cost.matmul_ns(spec, cols, dim, rows, size)
-    share = jnp.ceil(cols / spec["vector_per_cube"])
-    pieces = jnp.ceil(share / 8)
-    vector = cost.vector_ns(spec, share * rows, _CYCLES, 4, startup_cycles=_STARTUP_CYCLES * pieces)
-    handed = 2.0 * cols * rows  # two score tiles
-    split = spec["vector_per_cube"] > 1
-    drain = cost.copy_ns(spec, 4.0 * (handed + cols * dim), spec["l0c_gm_bytes_per_s"])
-    exchange = cost.copy_ns(spec, 4.0 * handed * share / cols, spec["l2_ub_bytes_per_s"])
-    exchange += cost.copy_ns(spec, size * handed * share / cols, spec["ub_gm_bytes_per_s"])
-    inside = cost.cycles_ns(spec, (4.0 + size) * handed / spec["vector_bytes_per_cycle"])
-    load = cost.copy_ns(spec, size * (cols * (dim + value_dim) + handed), spec["l2_l1_bytes_per_s"])
-    hand_over = jnp.where(split, jnp.maximum(drain, exchange), inside)
-    return jnp.stack([cube, vector, jnp.maximum(hand_over, load)])

@@ -6,16 +6,20 @@ One base step multiplies `[bm, bk] x [bk, bn]` in L0; `steps_k` base steps are l
 |---|---|
 | cube | 6 + ceil(bm/16) ceil(bn/16) ceil(bk/k0) cycles |
 | mte1 | A / L1->L0A + B / L1->L0B |
-| mte2 | (bm + bn) bk bytes / rate from L2, slowed by runs of bk steps_k (A) and bn (B) elements |
+| mte2 | (bm + bn) bk bytes / rate from L2, slowed by runs of bk steps_k (A), bn (B) elements and rows off a line |
 | scalar | `tiling_cycles`, if the tiling is no compile-time constant; nothing hides them |
 
-FixPipe drains a C tile from L0C; it shows unless L0C holds two tiles. Tiles are dealt to the cores in waves.
+FixPipe drains a C tile from L0C: behind the next tile if L0C holds two, else, block of 512 B by block (unit flags),
+behind the last step of its tile and the first of the next. Tiles are dealt to the cores in waves.
 
-HBM: the tiles of one wave form a square of `sqrt(cores bm bn)` rows; for each such row block all of B passes by.
-B and a row block of A and C are the working set; what of it misses L2 (`miss_share`) comes from HBM once per block.
-A library matmul runs again and again: what of A, B and C together survives in L2 needs no HBM at all.
+HBM: cores at work form a grid of g x cores / g tiles of C, g = floor(sqrt(cores)) (4 x 6 on 24 cores, as the vendor's
+sample splits them); for each g bm rows all of B passes by. B and such a row block of A and C are the working set; what
+of it misses L2 (`miss_share`) comes from HBM once per block. A library matmul runs again and again: what of A, B and C
+together survives in L2 needs no HBM at all.
 
-time = head + end + max(waves * tile + miss_exposed * hbm, hbm)
+HBM's time is shared evenly by all base steps and adds to their MTE2: a line comes into L2 before it goes to a core.
+
+time = head + end + max(fill + waves * tile, HBM bytes / HBM rate)
 """
 
 import dataclasses
@@ -27,10 +31,8 @@ import numpy as np
 
 from ascend_jax.chip import cost, memory
 from ascend_jax.chip.onchip import Buffer, OnChipPlan, place
-from ascend_jax.chip.pipeline import QUEUES, serial_ns, stages, steady_ns
+from ascend_jax.chip.pipeline import QUEUES, bound, serial_ns, stages, steady_ns
 from ascend_jax.chip.spec import ChipSpec
-
-LIMITS = (*QUEUES, "hbm", "launch")
 
 
 class Tile(NamedTuple):
@@ -42,13 +44,15 @@ class Tile(NamedTuple):
     steps_k: Any
 
 
-def _legal_anywhere(size: int) -> list[Tile]:
+def _candidates(size: int) -> list[Tile]:
+    """Tiles of powers of two; tall ones only for narrow outputs, as in the library, whose default is 128 x 256."""
     sides = (16, 32, 64, 128, 256)
     depths = tuple(depth // size for depth in (128, 256, 512))
-    return [Tile(m, n, k, steps) for m in sides for n in sides for k in depths for steps in (1, 2, 4)]
+    pairs = [(m, n) for m in sides for n in sides if n >= m or n < 128]
+    return [Tile(m, n, k, steps) for m, n in pairs for k in depths for steps in (1, 2, 4)]
 
 
-TILES: dict[int, tuple[Tile, ...]] = {size: tuple(_legal_anywhere(size)) for size in (1, 2, 4)}
+TILES: dict[int, tuple[Tile, ...]] = {size: tuple(_candidates(size)) for size in (1, 2, 4)}
 
 
 @jax.tree_util.register_dataclass
@@ -91,14 +95,14 @@ class MatmulCost:
     """Time and traffic of one launch; leaves are scalars or have the axes of what was vmapped."""
 
     duration_ns: jax.Array  # float32 ns, head to end; inf if the tile does not fit
-    core_ns: jax.Array  # float32 ns, busiest core, without HBM stalls
+    core_ns: jax.Array  # float32 ns, busiest core
     hbm_ns: jax.Array  # float32 ns
     busy_ns: jax.Array  # float32 [7], busiest core by queue
     hbm_bytes: jax.Array  # float32
     l2_bytes: jax.Array  # float32, from L2 into L1 of all cores, and C
     blocks: jax.Array  # int32, C tiles
     waves: jax.Array  # int32, C tiles of the busiest core
-    limit: jax.Array  # int32, index into LIMITS
+    limit: jax.Array  # int32, index into chip.pipeline.LIMITS
     fits: jax.Array  # bool
 
 
@@ -153,23 +157,20 @@ def matmul_cost(
         used = jnp.minimum(limit, blocks)
         waves = jnp.ceil(blocks / used)
         steps = _up(shape.k, tile.bk)
-        step_ns = _step(spec, shape, tile, used, constant_tiling)
         drain = cost.copy_ns(spec, 4.0 * tile.bm * tile.bn, spec["l0c_gm_bytes_per_s"])
-        tile_ns = _tile_ns(spec, step_ns, steps, drain, tile, buffers)
-        core_ns = waves * tile_ns
         hbm_bytes = _hbm_bytes(spec, shape, tile, used)
         hbm_ns = cost.copy_ns(spec, hbm_bytes, memory.hbm_rate(spec) * memory.run_share(spec, _run_bytes(shape, tile)))
-        work_ns = jnp.maximum(core_ns + spec["miss_exposed"] * hbm_ns, hbm_ns)
+        step_ns = _step(spec, shape, tile, used, constant_tiling, hbm_ns / (waves * steps))
+        core_ns = _core_ns(spec, step_ns, steps, waves, drain, tile, buffers)
         launch_ns = (spec["kernel_head_ns"] if fixed_ns is None else fixed_ns) + spec["kernel_end_ns"]
         busy = step_ns * (steps * waves)[..., None]
         busy = busy.at[..., QUEUES.index("fixpipe")].set(drain * waves)
         plan = place_tile(spec, shape, tile, buffers=buffers)
-        candidates = jnp.concatenate([busy, jnp.stack([hbm_ns, launch_ns * jnp.ones_like(hbm_ns)], -1)], -1)
-        l2_bytes = (
-            blocks * shape.k * (tile.bm + tile.bn) * shape.dtype_bytes + _size(shape.m, shape.n) * shape.output_bytes
-        )
+        loaded = blocks * shape.k * (tile.bm + tile.bn) * shape.dtype_bytes
+        l2_bytes = loaded + shape.batch * _size(shape.m, shape.n) * shape.output_bytes
+        l2_ns = cost.copy_ns(spec, l2_bytes, spec["l2_bytes_per_s"])
         return MatmulCost(
-            duration_ns=jnp.where(plan.fits, launch_ns + work_ns, jnp.inf),
+            duration_ns=jnp.where(plan.fits, launch_ns + jnp.maximum(core_ns, hbm_ns), jnp.inf),
             core_ns=core_ns,
             hbm_ns=hbm_ns,
             busy_ns=busy,
@@ -177,7 +178,7 @@ def matmul_cost(
             l2_bytes=l2_bytes,
             blocks=blocks.astype(jnp.int32),
             waves=waves.astype(jnp.int32),
-            limit=jnp.argmax(candidates, -1).astype(jnp.int32),
+            limit=bound(busy, l2_ns, hbm_ns, launch_ns),
             fits=jnp.asarray(plan.fits),
         )
 
@@ -205,42 +206,53 @@ def tile_costs(spec: ChipSpec, shape: MatmulShape, *, cores: Any = None, fixed_n
     return jax.vmap(lambda tile: matmul_cost(spec, shape, tile, cores=cores, fixed_ns=fixed_ns))(table)
 
 
-def _step(spec: ChipSpec, shape: MatmulShape, tile: Tile, used: Any, constant_tiling: bool) -> jax.Array:
-    """Time of one base step in each queue, `[..., 7]`."""
+def _step(
+    spec: ChipSpec, shape: MatmulShape, tile: Tile, used: Any, constant_tiling: bool, hbm_ns: jax.Array
+) -> jax.Array:
+    """Time of one base step in each queue, `[..., 7]`; `hbm_ns` is its share of HBM's time."""
     size = shape.dtype_bytes
     left, right = (jnp.asarray(side * tile.bk * size, jnp.float32) for side in (tile.bm, tile.bn))
     rate = memory.cube_read_rate(spec, used, from_l2=True)
-    load = cost.copy_ns(spec, left, rate * memory.run_share(spec, tile.bk * tile.steps_k * size))
-    load += cost.copy_ns(spec, right, rate * memory.run_share(spec, tile.bn * size))
+    load = cost.copy_ns(spec, left, rate * _load_share(spec, tile.bk * tile.steps_k * size, shape.k, size))
+    load += cost.copy_ns(spec, right, rate * _load_share(spec, tile.bn * size, shape.n, size))
     issue = cost.cycles_ns(spec, 2 * spec["copy_issue_cycles"] / tile.steps_k)
     feed = cost.copy_ns(spec, left, spec["l1_l0a_bytes_per_s"]) + cost.copy_ns(spec, right, spec["l1_l0b_bytes_per_s"])
     return stages(
         cube=cost.cube_ns(spec, tile.bm, tile.bn, tile.bk, size),
         mte1=feed,
-        mte2=load + issue,
+        mte2=load + issue + hbm_ns,
         scalar=cost.cycles_ns(spec, 0.0 if constant_tiling else spec["tiling_cycles"]),
     )
 
 
-def _tile_ns(
-    spec: ChipSpec, step_ns: jax.Array, steps: jax.Array, drain: jax.Array, tile: Tile, buffers: int
+def _load_share(spec: ChipSpec, run_bytes: Any, pitch: Any, size: int) -> jax.Array:
+    """Share of the rate of a copy to L1 of runs out of rows of `pitch` elements."""
+    pitch_bytes = pitch % 4096 * size  # all that alignment asks for, and no overflow
+    return memory.run_share(spec, run_bytes) * memory.nd2nz_share(spec, pitch_bytes)
+
+
+def _core_ns(
+    spec: ChipSpec, step_ns: jax.Array, steps: jax.Array, waves: jax.Array, drain: jax.Array, tile: Tile, buffers: int
 ) -> jax.Array:
-    """Time of one C tile: the loop over k, then FixPipe unless it hides behind the next tile."""
+    """Time of the busiest core: its C tiles one after another, each a loop over k and a drain.
+
+    With two buffers the loads of the next tile start early, so queues fill only once.
+    """
     if buffers == 1:
-        return steps * serial_ns(spec, step_ns) + drain
+        return waves * (steps * serial_ns(spec, step_ns) + drain)
     scalar = step_ns[..., QUEUES.index("scalar")]  # it dispatches the other queues, so its work delays them all
-    loop = serial_ns(spec, step_ns) + jnp.maximum(steps - 1, 0) * (steady_ns(spec, step_ns) + scalar)
-    is_hidden = 2 * 4 * tile.bm * tile.bn <= spec["l0c_bytes"]
-    return jnp.where(
-        is_hidden, jnp.maximum(loop, drain) + spec["overlap_loss"] * jnp.minimum(loop, drain), loop + drain
-    )
+    step = steady_ns(spec, step_ns) + scalar
+    loop = steps * step
+    holds_two = 2 * 4 * tile.bm * tile.bn <= spec["l0c_bytes"]
+    behind_loop = jnp.maximum(drain - loop, 0.0) + spec["overlap_loss"] * jnp.minimum(loop, drain)
+    behind_steps = jnp.maximum(drain - 2 * step_ns[..., QUEUES.index("cube")], 0.0)
+    return serial_ns(spec, step_ns) - step + waves * (loop + jnp.where(holds_two, behind_loop, behind_steps))
 
 
 def _hbm_bytes(spec: ChipSpec, shape: MatmulShape, tile: Tile, used: Any) -> jax.Array:
     a, b = _size(shape.m, shape.k) * shape.dtype_bytes, _size(shape.k, shape.n) * shape.dtype_bytes
     c = _size(shape.m, shape.n) * shape.output_bytes
-    rows = jnp.minimum(jnp.sqrt(used * tile.bm * tile.bn), jnp.asarray(shape.m, jnp.float32))
-    passes = jnp.ceil(shape.m / rows)
+    passes = jnp.maximum(shape.m / (jnp.floor(jnp.sqrt(used)) * tile.bm), 1.0)
     miss = memory.miss_share(spec, b + (a + c) / passes)
     total = a + b * (1 + (passes - 1) * miss) + c
     return shape.batch * total * memory.miss_share(spec, shape.batch * (a + b + c))

@@ -6,6 +6,7 @@ import re
 
 import jax
 
+from ascend_jax.chip.pipeline import LIMITS
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops.timing import matmul
 from ascend_jax.ops.timing.answers import Answer
@@ -88,4 +89,4 @@ def gemm_peak_test(spec: ChipSpec, target: Target) -> Answer:
 
 
 def _matmul_answer(found: matmul.MatmulCost, shape: MatmulShape) -> Answer:
-    return Answer(float(found.duration_ns), matmul.LIMITS[int(found.limit)], flop=float(shape.flop))
+    return Answer(float(found.duration_ns), LIMITS[int(found.limit)], flop=float(shape.flop))

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.chip.spec import ChipSpec
+from ascend_jax.ops.timing.confidence import Confidence
 from ascend_jax.ops.timing.table_file import Line, read_lines
-from ascend_jax.runtime.kernels import Executor
+from ascend_jax.runtime.kernels import Executor, KernelSpec
 
 Shapes = tuple[tuple[int, ...], ...]
 Key = tuple[str, Shapes, str, int]  # operator, shapes of its inputs, dtype, sparse mode (0: no mask)
@@ -43,6 +44,7 @@ _OPERATORS = {
     "maximum": "max",
     "minimum": "min",
 }
+_ATTENTION = ("flashattention", "flashattentionbackward")
 _DTYPES = {
     "fp16": "float16",
     "half": "float16",
@@ -89,6 +91,15 @@ class Measurements:
         """Greatest distance of a row from their median, as a share of it; None if there are fewer than two rows."""
         return self.bands.get(_key(operator, shapes, dtype, mode))
 
+    def look_up(
+        self, operator: str, shapes: Sequence[Sequence[int]], dtype: str, mode: int, model: Confidence
+    ) -> tuple[float, Confidence] | None:
+        """Measured us and the trust in it, or None; one row alone does not show its spread: the model's band stays."""
+        us, band = self.find(operator, shapes, dtype, mode), self.band(operator, shapes, dtype, mode)
+        if us is None:
+            return None
+        return us, Confidence("calibrated", model.band if band is None else round(band, 3), f"measured: {self.source}")
+
     def apply(self, chip: ChipSpec, executor: Executor) -> Executor:
         """The executor with its measured time, if there is one; blocks, cores and traffic stay.
 
@@ -98,14 +109,20 @@ class Measurements:
         kernel = executor.kernel
         if kernel is None:
             return executor
-        mode = int(dict(kernel.attributes).get("sparse_mode", 0))  # type: ignore[call-overload]
-        us = self.find(kernel.operator, [each.shape for each in kernel.inputs], str(kernel.inputs[0].dtype), mode)
+        us = self.find(*kernel_key(kernel))
         if us is None:
             return executor
         cost = executor.cost
         head_ns = jnp.minimum(cost.head_ns, jnp.float32(us * 1e3) / 2)
         block_ns = (jnp.float32(us * 1e3) - head_ns) / cost.waves(chip)
         return dataclasses.replace(executor, cost=dataclasses.replace(cost, head_ns=head_ns, block_ns=block_ns))
+
+
+def kernel_key(kernel: KernelSpec) -> Key:
+    """What a launched kernel is measured as."""
+    mode = int(dict(kernel.attributes).get("sparse_mode", 0))  # type: ignore[call-overload]
+    shapes = [each.shape for each in kernel.inputs]
+    return _key(kernel.operator, shapes[:3] if mode else shapes, str(kernel.inputs[0].dtype), mode)
 
 
 def read_measurements(path: str | Path) -> Measurements:
@@ -136,7 +153,11 @@ def read_measurements(path: str | Path) -> Measurements:
 
 
 def _key(operator: str, shapes: Sequence[Sequence[int]], dtype: str, mode: int) -> Key:
-    return operator_name(operator), tuple(tuple(int(n) for n in shape) for shape in shapes), dtype_name(dtype), mode
+    name, full = operator_name(operator), tuple(tuple(int(n) for n in shape) for shape in shapes)
+    has_mask = any(len(shape) == 2 for shape in full[3:])
+    if name in _ATTENTION and not has_mask:
+        full = full[:3]  # a profile lists the statistics and gradients too
+    return name, full, dtype_name(dtype), mode
 
 
 def _is_no_kernel(line: Line) -> bool:

@@ -6,12 +6,12 @@ import jax
 
 from ascend_jax.chip import cost, links
 from ascend_jax.chip.instructions import sequence_ns
-from ascend_jax.chip.pipeline import serial_ns, stages
+from ascend_jax.chip.pipeline import LIMITS, QUEUES, serial_ns, stages, steady_ns
 from ascend_jax.chip.spec import ChipSpec
-from ascend_jax.ops.attention.tiling import LIMITS as ATTENTION_LIMITS
 from ascend_jax.ops.attention.tiling import AttentionShape
 from ascend_jax.ops.attention.visibility import SparseMode
 from ascend_jax.ops.timing import attention, vector
+from ascend_jax.ops.timing import attention_queues as queues
 from ascend_jax.ops.timing.answers import Answer
 from ascend_jax.ops.timing.matmul_rows import gemm, gemm_peak_test, gemm_task
 from ascend_jax.ops.timing.memory_rows import path_rate, read_all
@@ -35,7 +35,7 @@ def attention_forward(spec: ChipSpec, target: Target) -> Answer:
     """Attention forward: the vendor's operator (`fa_fwd_vendor`) or a hand-written kernel (`fa_fwd`)."""
     shape = attention_shape(target)
     found = _forward(spec, shape=shape, library="vendor" in target.kind, cores=cores_of(spec, target))
-    limit = ATTENTION_LIMITS[int(found.limit)]
+    limit = LIMITS[int(found.limit)]
     return Answer(float(found.duration_ns), limit, flop=attention.forward_flop(shape))
 
 
@@ -43,23 +43,21 @@ def attention_backward(spec: ChipSpec, target: Target) -> Answer:
     """Attention backward (`fa_bwd`, `fa_bwd_vendor`); 2.5 times the operations of forward."""
     shape = attention_shape(target)
     found, _ = _backward(spec, shape=shape, library="vendor" in target.kind, cores=cores_of(spec, target))
-    limit = ATTENTION_LIMITS[int(found.limit)]
+    limit = LIMITS[int(found.limit)]
     return Answer(float(found.duration_ns), limit, flop=2.5 * attention.forward_flop(shape))
 
 
 def mla_decode_peak(spec: ChipSpec, target: Target) -> Answer:
-    """Best rate of multi-head latent attention decode: cube and MTE1 at work without end, vector work hidden.
+    """Best rate of multi-head latent attention decode: the cube cores of attention at work without end.
 
-    128 heads share one latent key of 576 and value of 512 columns (DeepSeek), so each 128-column piece multiplies
-    [128, 576] x [576, 128] and [128, 128] x [128, 512].
+    128 heads share one latent key of 576 and value of 512 columns (DeepSeek), so they are the rows of one block. Its
+    vector work is taken as hidden, and the rate of a 910C package is that of its two dies.
     """
-    size = target.dtype_bytes
-    parts = [(128, 128, 576), (128, 512, 128)]
-    cube = sum(cost.cube_ns(spec, *part, size) for part in parts)
-    feed = sum(cost.cube_feed_ns(spec, *part, size) for part in parts)
-    time_ns = float(cube + spec["overlap_loss"] * feed)
-    flop = sum(2.0 * m * n * k for m, n, k in parts) * int(spec["cube_cores"]) * dies(target.soc)
-    return Answer(time_ns, "cube", flop=flop, is_rate=True)
+    (dim, value_dim), columns, rounds = (576, 512), 8192, 8
+    cores = int(spec["cube_cores"])
+    pair = queues.forward_block(spec, 128, columns, rounds, (dim, value_dim), target.dtype_bytes, cores)
+    flop = 2.0 * 128 * columns * (dim + value_dim) * cores * dies(target.soc)
+    return Answer(float(steady_ns(spec, pair.cube)), QUEUES[int(pair.cube.argmax())], flop=flop, is_rate=True)
 
 
 def vector_cycles(spec: ChipSpec, target: Target) -> Answer:
@@ -127,12 +125,17 @@ def link_rate(spec: ChipSpec, target: Target) -> Answer:
     return Answer(latency_ns + 1e9 * nbytes / rate, "link", nbytes=nbytes, sides=sides)
 
 
+def vector_shape(target: Target) -> VectorShape:
+    """Shape of a row of a vector operator over m rows of n elements: `add`, `softmax_task`, `aclnn_transpose`."""
+    return VectorShape(_vector_name(target.kind), target.count("m"), target.count("n"), target.dtype_bytes)
+
+
 def vector_operator(spec: ChipSpec, target: Target) -> Answer:
-    """A vector operator over m rows of n elements, named by the kind: `add`, `softmax_task`, `aclnn_transpose`."""
-    shape = VectorShape(_vector_name(target.kind), target.count("m"), target.count("n"), target.dtype_bytes)
+    """A vector operator, named by the kind."""
+    shape = vector_shape(target)
     found, _ = _vector(spec, shape, cores=cores_of(spec, target, "vector"))
     nbytes = float(shape.read_bytes + shape.written_bytes)
-    return Answer(float(found.duration_ns), vector.LIMITS[int(found.limit)], flop=float(shape.flop), nbytes=nbytes)
+    return Answer(float(found.duration_ns), LIMITS[int(found.limit)], flop=float(shape.flop), nbytes=nbytes)
 
 
 def _vector_name(kind: str) -> str:

@@ -17,12 +17,14 @@ from ascend_jax.ops import tiling
 from ascend_jax.ops.attention.tiling import AttentionShape
 from ascend_jax.ops.attention.visibility import SparseMode
 from ascend_jax.ops.timing.attention import forward_flop
-from ascend_jax.ops.timing.measured import Measurements
+from ascend_jax.ops.timing.measured import Measurements, kernel_key
+from ascend_jax.ops.timing.targets import DTYPE_BYTES
+from ascend_jax.ops.timing.vector import OPERATORS
 from ascend_jax.runtime.kernels import LIMITS, KernelSpec
 from ascend_jax.runtime.layout import GRANULE_BYTES, LIMB, NONE, Field, Kind, Resource
 from ascend_jax.runtime.program import Program
 
-VECTOR_OPERATORS = frozenset(tiling.OPERATORS)
+VECTOR_OPERATORS = frozenset(OPERATORS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +79,7 @@ def operator_point(
     best = tiling.choose(operator, shape, dtype, spec, measurements=measurements)
     if not best.flop:
         raise ValueError(f"operator {operator!r} computes nothing; a roofline needs operations")
-    size = tiling.DTYPE_BYTES[dtype]
+    size = DTYPE_BYTES[dtype]
     peak = vector_peak(spec, size) if operator in VECTOR_OPERATORS else float(peak_flops(spec, size))
     compulsory = tiling.compulsory_bytes(operator, shape, dtype)
     name = f"{operator} {'x'.join(str(n) for n in shape) if isinstance(shape, tuple) else ''} {dtype}".replace(
@@ -86,7 +88,7 @@ def operator_point(
     return _point(spec, name, best.flop, best.hbm_bytes, compulsory, best.time_us, peak, best.limit)
 
 
-def program_points(program: Program, spec: ChipSpec) -> list[Point]:
+def program_points(program: Program, spec: ChipSpec, measurements: Measurements | None = None) -> list[Point]:
     """A point for each kind of kernel launch of a program, in order of first use; launches alike are one point.
 
     Operations come from the operator's shapes where its formula is known, else from the busy time of its cube cores
@@ -98,20 +100,21 @@ def program_points(program: Program, spec: ChipSpec) -> list[Point]:
     found: dict[tuple[int, ...], Point] = {}
     for row in fields[fields[:, Field.KIND] == Kind.KERNEL]:
         key = tuple(int(row[column]) for column in (Field.KERNEL, Field.BLOCKS, Field.BLOCK_HI, Field.BLOCK_LO))
-        point = _kernel_point(spec, program, row)
+        point = _kernel_point(spec, program, row, measurements)
         if key not in found and point is not None:
             found[key] = point
     return list(found.values())
 
 
-def _kernel_point(spec: ChipSpec, program: Program, row: np.ndarray) -> Point | None:
+def _kernel_point(spec: ChipSpec, program: Program, row: np.ndarray, measurements: Measurements | None) -> Point | None:
     kernel = None if row[Field.KERNEL] == NONE else program.kernels[row[Field.KERNEL]]
     blocks = int(row[Field.BLOCKS])
     block_ns = int(row[Field.BLOCK_HI]) * LIMB + int(row[Field.BLOCK_LO])
     needs = ((Resource.CUBE, "cube_cores"), (Resource.VECTOR, "vector_cores"))
     at_once = [int(spec[field]) // int(row[Field.NEED + unit]) for unit, field in needs if row[Field.NEED + unit]]
     waves = -(-blocks // max(min(at_once, default=1), 1))
-    time_us = (int(row[Field.HEAD_NS]) + waves * block_ns) / 1e3
+    measured = measurements.find(*kernel_key(kernel)) if measurements and kernel else None
+    time_us = (int(row[Field.HEAD_NS]) + waves * block_ns) / 1e3 if measured is None else measured
     size = kernel.inputs[0].dtype.itemsize if kernel and kernel.inputs[0].dtype.itemsize in (1, 2, 4) else 2
     peak = float(peak_flops(spec, size))
     busy = min(blocks, int(spec["cube_cores"])) * int(row[Field.CUBE_NS]) * 1e-9

@@ -11,6 +11,7 @@ from ascend_jax.ops.timing.table_file import Line, read_lines
 REQUIRED = ("soc", "kind", "value", "unit")
 COUNTS = ("m", "n", "k", "batch", "heads", "sq", "sk", "d", "ranks", "cores", "bytes")
 COLUMNS = ("target_id", "soc", "kind", "dtype", *COUNTS, "causal", "value", "unit", "trust", "note")
+_MOST = 2**62  # so that twice as much is an int64
 INT32_MAX = 2**31 - 1  # greatest size of an axis
 DTYPE_BYTES = {"fp16": 2, "float16": 2, "bf16": 2, "bfloat16": 2, "fp32": 4, "float32": 4, "int8": 1}
 
@@ -90,8 +91,8 @@ def _count(where: str, name: str, text: str) -> int:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not (1 <= number < 2**63 and number == int(number)):
-        raise ValueError(f"{where}: column {name} is {text[:40]!r}; a whole number of at least 1")
+    if not (1 <= number <= _MOST and number == int(number)):
+        raise ValueError(f"{where}: column {name} is {text[:40]!r}; a whole number of at least 1 and at most 2**62")
     return int(number)
 
 

@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 
 from ascend_jax.chip.spec import ChipSpec
+from ascend_jax.ops.tile_problems import input_shapes
 from ascend_jax.ops.timing.attention import forward_confidence
 from ascend_jax.ops.timing.confidence import Confidence, confidence
-from ascend_jax.ops.timing.predictions import attention_shape, find_kind, kind_name
+from ascend_jax.ops.timing.matmul_rows import matmul_shape
+from ascend_jax.ops.timing.measured import Measurements
+from ascend_jax.ops.timing.predictions import attention_shape, find_kind, kind_name, vector_shape
 from ascend_jax.ops.timing.products import find_chip
 from ascend_jax.ops.timing.targets import INT32_MAX, Target, read_targets
 
@@ -58,12 +61,15 @@ class Row:
         return None if self.predicted is None else self.predicted / self.target.value - 1
 
 
-def validate(targets: Sequence[Target]) -> list[Row]:
-    """Predict every target, in order. A row that cannot be predicted says why."""
-    return [_row(target) for target in targets]
+def validate(targets: Sequence[Target], measurements: Measurements | None = None) -> list[Row]:
+    """Predict every target, in order; your own measurement of its operator, shape and dtype replaces the prediction.
+
+    A row that cannot be predicted says why.
+    """
+    return [_row(target, measurements or Measurements({})) for target in targets]
 
 
-def _row(target: Target) -> Row:
+def _row(target: Target, measurements: Measurements) -> Row:
     is_fitted = _key(target) in _calibration_keys()
     group = ""
     try:
@@ -71,16 +77,35 @@ def _row(target: Target) -> Row:
         spec, known = find_chip(target.soc), dataclasses.replace(target, kind=kind_name(target.kind))
         _check_counts(target)
         answer = predict(spec, known)
-        predicted = answer.in_unit(target.unit)
-        if not np.isfinite(predicted):
+        if not np.isfinite(answer.time_ns):
             raise ValueError(f"no tile of this shape fits {spec.name}")
+        trust = _trust(spec, group, known, answer.flop or answer.nbytes or answer.time_ns, answer.guess)
+        asked = _measured_as(known)
+        own = measurements.look_up(*asked, trust) if asked else None
+        if own is not None:
+            answer, trust = dataclasses.replace(answer, time_ns=1e3 * own[0], limit="measured"), own[1]
+        predicted = answer.in_unit(target.unit)
         if predicted <= 0:
             raise ValueError(f"the model says {predicted:g} {target.unit}, which no measurement can be compared with")
-        size = answer.flop or answer.nbytes or answer.time_ns
-        trust = _trust(spec, group, known, size, answer.guess)
     except (ValueError, ArithmeticError) as error:
         return Row(target, group, None, " ".join(str(error).split()), "", None, is_fitted)
     return Row(target, group, predicted, "", answer.limit, trust, is_fitted)
+
+
+def _measured_as(target: Target) -> tuple[str, Sequence[Sequence[int]], str, int] | None:
+    """Operator, input shapes, dtype and mask of a launch on all cores; None: a row that is no such launch."""
+    if "cores" in target.counts:
+        return None
+    if target.kind in ("gemm", "gemm_task"):
+        return "matmul", input_shapes("matmul", matmul_shape(target)), target.dtype, 0
+    if target.kind.startswith("fa_"):
+        name, shape = "flash_attention", attention_shape(target)
+        name += "_backward" if target.kind.startswith("fa_bwd") else ""
+        return name, input_shapes(name, shape), target.dtype, int(shape.mode)
+    if find_kind(target.kind)[0] == "vector":
+        work = vector_shape(target)
+        return work.operator, input_shapes(work.operator, work), target.dtype, 0
+    return None
 
 
 def _trust(spec: ChipSpec, group: str, target: Target, size: float, guess: str) -> Confidence:

@@ -8,7 +8,8 @@ Each core takes an equal share and walks over it in tiles, double-buffered in UB
 | vector | instructions of the operator, head + slope * repeats + tail cycles each |
 | mte3 | written bytes / rate of one core |
 
-All cores share HBM: time = head + end + max(pipeline, (reads + writes) that miss L2 / HBM rate).
+Operators over whole rows, and transpose, start each row where it lies: rows off an L2 line reach `aligned_share` of
+these rates. All cores share HBM: time = head + end + max(pipeline, (reads + writes) that miss L2 / HBM rate).
 """
 
 import dataclasses
@@ -22,10 +23,9 @@ import numpy as np
 from ascend_jax.chip import cost, memory
 from ascend_jax.chip.instructions import sequence_ns
 from ascend_jax.chip.onchip import Buffer, OnChipPlan, place
-from ascend_jax.chip.pipeline import QUEUES, stages, tile_pipeline
+from ascend_jax.chip.pipeline import bound, stages, tile_pipeline
 from ascend_jax.chip.spec import ChipSpec
 
-LIMITS = (*QUEUES, "hbm", "launch")
 TILES = tuple(1 << log for log in range(8, 16))  # elements of a tile
 
 
@@ -118,7 +118,7 @@ class VectorCost:
     busy_ns: jax.Array  # float32 [7], busiest core by queue
     hbm_bytes: jax.Array  # float32
     blocks: jax.Array  # int32, vector cores used
-    limit: jax.Array  # int32, index into LIMITS
+    limit: jax.Array  # int32, index into chip.pipeline.LIMITS
     fits: jax.Array  # bool
 
 
@@ -161,7 +161,7 @@ def vector_cost(spec: ChipSpec, shape: VectorShape, elements: Any, *, cores: Any
         hbm_bytes = miss * (passes * shape.read_bytes + shape.written_bytes)
         hbm_ns = cost.copy_ns(spec, hbm_bytes, memory.hbm_rate(spec) * memory.run_share(spec, inside * size))
         launch_ns = (spec["kernel_head_ns"] + spec["kernel_end_ns"]) * jnp.ones_like(hbm_ns)
-        candidates = jnp.concatenate([loop.busy_ns, jnp.stack([hbm_ns, launch_ns], -1)], -1)
+        l2_ns = cost.copy_ns(spec, passes * shape.read_bytes + shape.written_bytes, spec["l2_bytes_per_s"])
         fits = place_tile(spec, shape, elements).fits
         return VectorCost(
             duration_ns=jnp.where(fits, launch_ns + jnp.maximum(loop.total_ns, hbm_ns), jnp.inf),
@@ -170,7 +170,7 @@ def vector_cost(spec: ChipSpec, shape: VectorShape, elements: Any, *, cores: Any
             busy_ns=loop.busy_ns,
             hbm_bytes=hbm_bytes,
             blocks=used.astype(jnp.int32),
-            limit=jnp.argmax(candidates, -1).astype(jnp.int32),
+            limit=bound(loop.busy_ns, l2_ns, hbm_ns, launch_ns),
             fits=jnp.asarray(fits),
         )
 
@@ -196,13 +196,16 @@ def _tile_ns(
     run = inside * size
     edge = math.sqrt(256) * size  # a transpose turns 16 x 16 blocks, so each run it writes is 16 elements
 
-    def moved(arrays: int, rate: jax.Array, run_bytes: Any, rounds: Any = 1.0) -> Any:
+    def moved(arrays: int, rate: jax.Array, run_bytes: Any, pitch: Any, rounds: Any = 1.0) -> Any:
         nbytes = arrays * inside * size * rounds
+        if rule.by_row or rule.scatters:
+            rate = rate * memory.aligned_share(spec, pitch % 4096 * size)
         return memory.copies_ns(spec, nbytes, rate, instruction_bytes=run, run_bytes=run_bytes) if arrays else 0.0
 
-    from_gm = moved(rule.reads, memory.vector_read_rate(spec, used, both_ways=both), run, passes)
-    from_l2 = moved(rule.reads, memory.vector_read_rate(spec, used, from_l2=True), run, passes)
-    stores = moved(rule.writes, memory.vector_write_rate(spec, used, both_ways=both), edge if rule.scatters else run)
+    from_gm = moved(rule.reads, memory.vector_read_rate(spec, used, both_ways=both), run, shape.columns, passes)
+    from_l2 = moved(rule.reads, memory.vector_read_rate(spec, used, from_l2=True), run, shape.columns, passes)
+    out_run, out_pitch = (edge, shape.rows) if rule.scatters else (run, shape.columns)
+    stores = moved(rule.writes, memory.vector_write_rate(spec, used, both_ways=both), out_run, out_pitch)
     working = rule.compute_bytes or size
     vector = sequence_ns(spec, rule.instructions, inside, working) if rule.instructions else 0.0
     return stages(mte2=miss * from_gm + (1 - miss) * from_l2, vector=vector, mte3=stores)
