@@ -20,12 +20,13 @@ from ascend_jax.hccl.collectives import (
 from ascend_jax.hccl.communicator import CommConfig, Communicator, comm_world
 from ascend_jax.hccl.cost.phases import Collective
 from ascend_jax.hccl.datatypes import DataType, ReduceOp, data_type, item_bytes
+from ascend_jax.hccl.explain_plan import explain_plan
 from ascend_jax.hccl.mismatch import Mismatch
 from ascend_jax.hccl.plan import Plan, make_plan
 from ascend_jax.hccl.rank_table import ranks_of_table, read_rank_table
 from ascend_jax.hccl.results import HcclError, HcclResult, error_string
 from ascend_jax.hccl.root_info import Gathering, get_root_info
-from ascend_jax.hccl.run_plan import PlanTimes, explain_plan, run_plan
+from ascend_jax.hccl.run_plan import PlanTimes, run_plan
 from ascend_jax.hccl.steps import Call, Step, Work
 from ascend_jax.hccl.topology import Topology, default_topology
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 AXIS = "card"
@@ -49,11 +50,13 @@ def choose_carrier(cards: int, carrier: str | None = None) -> CarrierChoice:
     """Return the carrier for so many cards; without a wish, ``vmap``.
 
     Raises:
-      ValueError: No such carrier, or one that needs a device for each card where there are fewer.
+      ValueError: No number of cards, no such carrier, or one that needs a device for each card where there are fewer.
 
     >>> choose_carrier(1000).name
     'vmap'
     """
+    if isinstance(cards, bool) or not isinstance(cards, int | np.integer) or cards < 1:
+        raise ValueError(f"cards = {cards!r}: must be an integer of at least 1")
     if carrier is not None and carrier not in CARRIERS:
         raise ValueError(f"carrier = {carrier!r}: must be one of {', '.join(CARRIERS)}")
     devices = len(jax.devices())
@@ -75,11 +78,14 @@ def carry(function: Callable[..., Any], cards: int, carrier: str | None = None) 
 
     Raises:
       ValueError: As :func:`choose_carrier`, or an argument has another leading axis.
+      TypeError: ``function`` cannot be called.
 
     >>> import jax.numpy as jnp
     >>> carry(lambda x: x + jax.lax.psum(x, "card"), 3)(jnp.arange(3)).tolist()
     [3, 4, 5]
     """
+    if not callable(function):
+        raise TypeError(f"function = {function!r}: must be a function of one card's arrays")
     return _carry(function, int(cards), choose_carrier(cards, carrier).name)
 
 
@@ -101,10 +107,12 @@ def _carry(function: Callable[..., Any], cards: int, carrier: str) -> Callable[.
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        for leaf in jax.tree.leaves(args):
-            if not getattr(leaf, "shape", ()) or leaf.shape[0] != cards:
-                shape = list(getattr(leaf, "shape", ()))
-                raise ValueError(f"an argument has shape {shape}: its first axis must be the {cards} cards")
+        for number, arg in enumerate(args):
+            for leaf in jax.tree.leaves(arg):
+                shape = np.shape(leaf)
+                if not shape or shape[0] != cards:
+                    rule = f"its first axis must be the {cards} cards"
+                    raise ValueError(f"argument {number} has shape {list(shape)}: {rule}")
         return every(*args)
 
     return call

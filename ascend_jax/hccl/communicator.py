@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from ascend_jax.hccl.results import HcclError, HcclResult
 
 DEFAULT_BUFFER_MB = 200  # HCCL_BUFFSIZE; a communicator takes twice as much HBM
@@ -22,6 +24,10 @@ class CommConfig:
     connect_timeout_s: int = CONNECT_TIMEOUT_S
 
     def __post_init__(self) -> None:
+        for field in ("buffer_mb", "exec_timeout_s", "connect_timeout_s"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise HcclError(HcclResult.PARA, f"{field} = {value!r}: must be an integer")
         if self.buffer_mb < 1:
             raise HcclError(HcclResult.PARA, f"buffer_mb = {self.buffer_mb}: must be at least 1")
         if len(self.name.encode()) > MAX_NAME_BYTES:
@@ -75,6 +81,19 @@ class Communicator:
                 return group.index(card)
         raise HcclError(HcclResult.NOT_FOUND, f"card {card} has no rank in communicator {self.name}")
 
+    def check_rank(self, rank: object, name: str = "rank") -> None:
+        """Refuse what is no rank of it.
+
+        Raises:
+          HcclError: PARA.
+        """
+        rule = f"the communicator has ranks 0 to {self.size - 1}"
+        if isinstance(rank, bool) or not isinstance(rank, int | np.integer):
+            raise HcclError(HcclResult.PARA, f"{name} = {rank!r}: {rule}")
+        if not 0 <= rank < self.size:
+            number = int(rank) if name == "rank" else None
+            raise HcclError(HcclResult.PARA, rule if name == "rank" else f"{name} = {rank}: {rule}", rank=number)
+
     def sub(self, ranks: Sequence[int], *, name: str = "") -> "Communicator":
         """Return a communicator of some of the ranks (``HcclCreateSubCommConfig``).
 
@@ -82,8 +101,7 @@ class Communicator:
           HcclError: PARA: a rank is missing, out of range or given twice.
         """
         for rank in ranks:
-            if not 0 <= rank < self.size:
-                raise HcclError(HcclResult.PARA, f"the communicator has ranks 0 to {self.size - 1}", rank=rank)
+            self.check_rank(rank)
         groups = tuple(tuple(group[rank] for rank in ranks) for group in self.groups)
         return Communicator(self.cards, groups, dataclasses.replace(self.config, name=name))
 
@@ -116,6 +134,8 @@ def check_groups(cards: int, groups: Sequence[Sequence[int]]) -> None:
         if len(group) != len(groups[0]):
             raise HcclError(HcclResult.PARA, f"groups of {len(groups[0])} and {len(group)} ranks: must be of one size")
         for rank, card in enumerate(group):
+            if isinstance(card, bool) or not isinstance(card, int | np.integer):
+                raise HcclError(HcclResult.PARA, f"card {card!r}: must be an integer", rank=rank)
             if not 0 <= card < cards:
                 raise HcclError(HcclResult.PARA, f"card {card}: the cluster has cards 0 to {cards - 1}", rank=rank)
             if card in seen:

@@ -32,7 +32,7 @@ def step(orders: Orders, tables: Tables, carry: Carry, coupling: Coupling | None
     granted = apart(flag, dispatch.grant, tables.capacity, carry.head, look, held, is_idle)
     begun, running = apart(flag, dispatch.begin, carry, look, granted)
     head = carry.head._replace(**begun)
-    rate = pace(flag, running, head)
+    rate = pace(flag, running, head, has_links=coupling is not None)
     wait_ns = apart(flag, motion.wait_ns, carry, head, running, rate).min(0)
     if coupling is not None:
         first, is_idle, wait_ns = hold(coupling, carry, meeting, first, is_idle, wait_ns)
