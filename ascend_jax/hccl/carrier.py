@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-AXIS = "card"
+from ascend_jax.runtime.coupling import AXIS
+
 CARRIERS = ("pmap", "shard_map", "vmap")
 
 

@@ -17,9 +17,9 @@ from ascend_jax.hccl.plan_rows import Rows, lay_out, timing
 from ascend_jax.hccl.steps import Call, Step, Work
 from ascend_jax.hccl.topology import Topology
 from ascend_jax.runtime.codes import Code
+from ascend_jax.runtime.coupling import Coupling
 from ascend_jax.runtime.layout import NONE, OPERANDS, Field, Operand, Reach
 from ascend_jax.runtime.program import Program, nothing, numbered
-from ascend_jax.runtime.rendezvous import Coupling
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

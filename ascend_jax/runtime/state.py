@@ -8,6 +8,7 @@ import numpy as np
 
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.runtime import layout
+from ascend_jax.runtime.coupling import Coupling
 from ascend_jax.runtime.edge import concrete
 from ascend_jax.runtime.kernels import KernelSpec
 from ascend_jax.runtime.layout import (
@@ -90,6 +91,7 @@ class CardState:
     hbm_backing_bytes: int = dataclasses.field(metadata={"static": True})
     host_backing_bytes: int = dataclasses.field(metadata={"static": True})
     donate: bool = dataclasses.field(metadata={"static": True})
+    coupling: Coupling | None = dataclasses.field(default=None, metadata={"static": True})  # of a card of a cluster
 
     @property
     def has_values(self) -> bool:
