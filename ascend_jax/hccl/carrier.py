@@ -4,6 +4,7 @@
 function gives the same bits on all three. ``pmap`` is ``jit(shard_map)`` in JAX now; it is kept as the classic name.
 """
 
+import contextvars
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -87,11 +88,29 @@ def carry(function: Callable[..., Any], cards: int, carrier: str | None = None) 
     """
     if not callable(function):
         raise TypeError(f"function = {function!r}: must be a function of one card's arrays")
-    return _carry(function, int(cards), choose_carrier(cards, carrier).name)
+    return carry_knowing(function, int(cards), choose_carrier(cards, carrier).name, frozenset())
+
+
+_destroyed: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("destroyed", default=frozenset())
+
+
+def is_destroyed(number: int) -> bool:
+    """Return whether the program that is being traced runs on a cluster where this communicator was destroyed."""
+    return number in _destroyed.get()
 
 
 @functools.lru_cache(maxsize=64)
-def _carry(function: Callable[..., Any], cards: int, carrier: str) -> Callable[..., Any]:
+def carry_knowing(plain: Callable[..., Any], cards: int, carrier: str, destroyed: frozenset[int]) -> Callable[..., Any]:
+    """As :func:`carry`, for a cluster some of whose communicators were destroyed."""
+
+    @functools.wraps(plain)
+    def function(*args: Any) -> Any:
+        token = _destroyed.set(destroyed)
+        try:
+            return plain(*args)
+        finally:
+            _destroyed.reset(token)
+
     if carrier == "vmap":
         every = jax.jit(jax.vmap(function, axis_name=AXIS, axis_size=cards))
     elif carrier == "pmap":
@@ -106,7 +125,7 @@ def _carry(function: Callable[..., Any], cards: int, carrier: str) -> Callable[.
         # unchecked, as under pmap: loops of a card start from constants, which do not vary with the card
         every = jax.jit(jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
 
-    @functools.wraps(function)
+    @functools.wraps(plain)
     def call(*args: Any) -> Any:
         for number, arg in enumerate(args):
             for leaf in jax.tree.leaves(arg):

@@ -146,9 +146,9 @@ def all_to_all_v(
     if x.ndim != 1 or (recv is not None and (recv.ndim != 1 or recv.dtype != x.dtype)):
         shape = "none" if recv is None else f"{recv.dtype}{list(recv.shape)}"
         raise HcclError(HcclResult.PARA, f"buffers {x.dtype}{list(x.shape)} and {shape}: must be [n], of one data type")
-    table = _checked_counts(counts, comm)
-    sends = _displacements("send_displs", table, send_displs, comm)
-    lands = _displacements("recv_displs", table.T, recv_displs, comm)
+    table = checked_counts(counts, comm)
+    sends = displacements("send_displs", table, send_displs, comm)
+    lands = displacements("recv_displs", table.T, recv_displs, comm)
     if recv is None:
         recv = jnp.zeros(max(int(table.sum(0).max()), 1), x.dtype)
     source = np.full((comm.size, recv.shape[0]), -1, np.int64)
@@ -258,7 +258,12 @@ def _piece(x: jax.Array, rank: jax.Array, share: int) -> jax.Array:
     return lax.dynamic_slice_in_dim(x, jnp.maximum(rank, 0) * share, share)
 
 
-def _checked_counts(counts: Sequence[Sequence[int]], comm: Communicator) -> np.ndarray:
+def checked_counts(counts: Sequence[Sequence[int]], comm: Communicator) -> np.ndarray:
+    """Return how much rank i sends to rank j as an array, or refuse it.
+
+    Raises:
+      HcclError: PARA: no square table of whole numbers of at least 0; names the rank.
+    """
     table = _whole_table("counts", counts, comm)
     if (table < 0).any():
         i, j = np.argwhere(table < 0)[0]
@@ -280,7 +285,12 @@ def _whole_table(name: str, given: Sequence[Sequence[int]], comm: Communicator) 
     return np.asarray(given, np.int64)
 
 
-def _displacements(
+def displacements(
     name: str, table: np.ndarray, given: Sequence[Sequence[int]] | None, comm: Communicator
 ) -> np.ndarray:
+    """Return where the pieces of a table of counts begin: one after another unless it is ``given``.
+
+    Raises:
+      HcclError: PARA: no square table of whole numbers; names the rank.
+    """
     return np.cumsum(table, 1) - table if given is None else _whole_table(name, given, comm)

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.hccl.results import HcclError, HcclResult
+from ascend_jax.hccl.topology import Topology
 
 DEFAULT_BUFFER_MB = 200  # HCCL_BUFFSIZE; a communicator takes twice as much HBM
 MAX_NAME_BYTES = 128
@@ -39,6 +41,21 @@ class CommConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class Home:
+    """The cluster on which a communicator was created. Plain data, so that it can be compared and hashed."""
+
+    number: int  # of the communicator there; each has its own, also after others were destroyed
+    topology: Topology
+    sheets: tuple[tuple[str, str, str, bytes], ...]  # its different chips: name, family, calibration, float32 values
+    parent: int | None = None  # number of the communicator whose pairs of ranks it joins
+
+    @property
+    def chips(self) -> tuple[ChipSpec, ...]:
+        """Its different chips."""
+        return tuple(ChipSpec(np.frombuffer(values, np.float32), *names) for *names, values in self.sheets)
+
+
+@dataclasses.dataclass(frozen=True)
 class Communicator:
     """One communicator, or several of one size whose cards do not overlap: ``groups[g][rank]`` is a card.
 
@@ -51,6 +68,7 @@ class Communicator:
     cards: int  # of the cluster
     groups: tuple[tuple[int, ...], ...]
     config: CommConfig = dataclasses.field(default_factory=CommConfig)
+    home: Home | None = None  # None: only described; arrays and plans need no more, streams of cards do
 
     def __post_init__(self) -> None:
         check_groups(self.cards, self.groups)

@@ -9,7 +9,8 @@ import numpy as np
 
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.hccl.algorithm import collective_time
-from ascend_jax.hccl.cluster import Cluster, check_alive
+from ascend_jax.hccl.cluster import Cluster
+from ascend_jax.hccl.creation import check_alive
 from ascend_jax.hccl.membership import check_cards
 from ascend_jax.hccl.mismatch import Mismatch, calls_of, find_mismatches
 from ascend_jax.hccl.occupancy import occupancy

@@ -262,6 +262,7 @@ class EventKind(enum.IntEnum):
     FLAG = 1  # aclrtCreateEventWithFlag: a flag that is set, waited for and reset in run-time order
     EX = 2  # aclrtCreateEventExWithFlag: a wait is bound to the latest record
     NOTIFY = 3  # aclrtCreateNotify: a wait consumes one record
+    COMMUNICATOR = 4  # HCCL: counts the calls, see hccl.creation
 
 
 class Event(enum.IntEnum):
