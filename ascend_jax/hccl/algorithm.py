@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import jax
+
 from ascend_jax.chip import links
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.hccl.cost.halving import halving_doubling_ns
@@ -189,13 +191,23 @@ def _choose(ways: dict[str, float], empty: dict[str, float], algorithm: str | No
 
 
 def _send_recv(chip: ChipSpec, topology: Topology, nbytes: float, cards: Sequence[int]) -> CollectiveTime:
-    """Two cards exchange; of more, each sends to the next one, and the slowest path counts."""
-    pairs = list(zip(cards, [*cards[1:], cards[0]], strict=True))[: len(cards) if len(cards) > 2 else 1]
-    paths = sorted({topology.path(chip, *pair) for pair in pairs})
-    times = {path: float(links.copy_between_ns(chip, float(nbytes), path)) for path in paths}
-    slowest = max(paths, key=lambda path: times[path])
+    """Two cards exchange; of more, each sends to the next one."""
+    return send_time(chip, topology, nbytes, list(zip(cards, [*cards[1:], cards[0]], strict=True)))
+
+
+def send_time(
+    chip: ChipSpec, topology: Topology, nbytes: float, routes: Sequence[tuple[int, int]]
+) -> CollectiveTime:
+    """Return how long sends between cards take that go on at once, ``routes`` (from card, to card): the slowest counts.
+
+    Raises:
+      ValueError: There is no such card, or one sends to itself.
+    """
+    paths = sorted({topology.path(chip, *route) for route in routes})
     step = float(chip["collective_step_ns"])
-    time, latency = times[slowest] + step, float(links.path_latency_ns(chip, slowest)) + step
-    return CollectiveTime(
-        time, latency, "copy", (Candidate("copy", time),), f"{nbytes:.0f} bytes over a {slowest} path"
-    )
+    with jax.ensure_compile_time_eval():  # concrete numbers also while a program is traced
+        times = {path: float(links.copy_between_ns(chip, float(nbytes), path)) + step for path in paths}
+        slowest = max(paths, key=lambda path: times[path])
+        latency = float(links.path_latency_ns(chip, slowest)) + step
+    candidates = (Candidate("copy", times[slowest]),)
+    return CollectiveTime(times[slowest], latency, "copy", candidates, f"{nbytes:.0f} bytes over a {slowest} path")

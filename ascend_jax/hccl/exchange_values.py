@@ -3,6 +3,8 @@
 Each takes what the card sends and what its receive buffer held, uint8, and returns the receive buffer.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -72,18 +74,20 @@ def operator(collective: Collective, *, with_counts: bool = False) -> str:
     return f"hccl {collective.value}{'_v' if with_counts else ''}"
 
 
-for _collective, _function in (
-    (Collective.ALL_REDUCE, _all_reduce),
-    (Collective.REDUCE, _reduce),
-    (Collective.REDUCE_SCATTER, _reduce_scatter),
-    (Collective.ALL_GATHER, _all_gather),
-    (Collective.BROADCAST, _broadcast),
-    (Collective.SCATTER, _scatter),
-    (Collective.ALL_TO_ALL, _all_to_all),
-    (Collective.SEND_RECV, _send_recv),
-    (Collective.BARRIER, _barrier),
+def _as_outputs(function: Callable[..., Bytes], *buffers: Bytes, **options: Any) -> tuple[Bytes]:
+    return (function(*buffers, **options),)
+
+
+for _name, _function in (
+    (operator(Collective.ALL_REDUCE), _all_reduce),
+    (operator(Collective.REDUCE), _reduce),
+    (operator(Collective.REDUCE_SCATTER), _reduce_scatter),
+    (operator(Collective.ALL_GATHER), _all_gather),
+    (operator(Collective.BROADCAST), _broadcast),
+    (operator(Collective.SCATTER), _scatter),
+    (operator(Collective.ALL_TO_ALL), _all_to_all),
+    (operator(Collective.ALL_TO_ALL, with_counts=True), _all_to_all_v),
+    (operator(Collective.SEND_RECV), _send_recv),
+    (operator(Collective.BARRIER), _barrier),
 ):
-    register(operator(_collective), lambda *buffers, _function=_function, **options: (_function(*buffers, **options),))
-register(
-    operator(Collective.ALL_TO_ALL, with_counts=True), lambda *buffers, **options: (_all_to_all_v(*buffers, **options),)
-)
+    register(_name, functools.partial(_as_outputs, _function))

@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ascend_jax.chip import links
-from ascend_jax.hccl.algorithm import CollectiveTime, collective_time
+from ascend_jax.hccl.algorithm import CollectiveTime, collective_time, send_time
 from ascend_jax.hccl.cluster import card_number
 from ascend_jax.hccl.communicator import Communicator, Home
 from ascend_jax.hccl.cost.phases import Collective
@@ -143,12 +142,8 @@ def _time(request: Request, chip: Any, group: tuple[int, ...]) -> CollectiveTime
     topology = request.comm.home.topology
     if not request.pairs:
         return collective_time(chip, topology, request.collective, request.moved_bytes, group)
-    paths = {topology.path(chip, group[source], group[target]) for source, target in request.pairs}
-    step, moved = float(chip["collective_step_ns"]), float(request.moved_bytes)
-    times = {path: float(links.copy_between_ns(chip, moved, path)) + step for path in paths}
-    slowest = max(times, key=lambda path: times[path])
-    latency = float(links.path_latency_ns(chip, slowest)) + step
-    return CollectiveTime(times[slowest], latency, "copy", (), f"{moved:.0f} bytes over a {slowest} path")
+    routes = [(group[source], group[target]) for source, target in request.pairs]
+    return send_time(chip, topology, request.moved_bytes, routes)
 
 
 def _spec(request: Request) -> KernelSpec:
@@ -172,7 +167,7 @@ def _queue(
     joins: bool,
 ) -> CardState:
     send, recv = translate(card, send), translate(card, recv)
-    number, signature, kernel, in_place = call
+    number, _, _, in_place = call
     is_member = column[Column.IS_MEMBER] == 1
     has_parent, _ = find_comm(card, parent)
     entered = jnp.int32(Code.SUCCESS)
@@ -250,7 +245,7 @@ def _commands(
 
 
 def _check_buffer(card: CardState, place: Range) -> jax.Array:
-    """Return 0, or why a buffer cannot be used: null 2, no device memory or outside a block 3, no bytes behind 900002."""
+    """Return 0, or why a buffer cannot be used: null 2, not allocated on the device 3, no bytes behind it 900002."""
     no_bytes = ~hbm.is_backed(card, place) if card.has_values else jnp.bool_(False)
     code = first_code(
         (place.pointer == NULL, int(HcclResult.PTR)),

@@ -1,8 +1,8 @@
 """A plain twin of plans: cards in step, ns by ns event, links shared in proportion to demand. Written from the rules.
 
-Kernels take their time; a call begins when every rank has come to it (the n-th calls of a communicator belong together),
-draws ``share`` / 256 of each of its links, and ends when the slowest rank is through. A rank whose links are asked for
-more than there is goes at 256 * 256 // asked of 256.
+Kernels take their time; a call begins when every rank has come to it (the n-th calls of a communicator are one), draws
+``share`` / 256 of each of its links, and ends when the slowest rank is through. A rank whose links are asked for more
+than there is goes at 256 * 256 // asked of 256.
 """
 
 import dataclasses
@@ -21,8 +21,10 @@ class Task:
     number: int = 0  # of the call in its communicator
     share: int = 0
     links: frozenset = frozenset()
+    issue: int = 0  # when the host hands it over
     rest: int = -1  # work left; -1: not begun
     start: int = -1
+    through: int = -1  # of a call: when this card's part is over
     end: int = -1
 
 
@@ -47,20 +49,22 @@ def run(cards):
             pass
         running = [[task for task in card if task.rest > 0] for card in cards]
         rates = [(task, rate_of(task, card)) for card in running for task in card]
-        if not rates:
+        later = [task.issue - now for card in cards for task in card if task.issue > now]
+        if not rates and not later:
             return
-        wait = min(-(-task.rest // rate) for task, rate in rates)
+        wait = min([-(-task.rest // rate) for task, rate in rates] + later)
+        now += wait
         for task, rate in rates:
             task.rest = max(task.rest - wait * rate, 0)
-        now += wait
+            task.through = now if task.rest == 0 else -1
 
 
-def _heads(card):
+def _heads(card, now):
     seen = set()
     for task in card:
         if task.end < 0 and task.stream not in seen:
             seen.add(task.stream)
-            if all(card[before].end >= 0 for before in task.after):
+            if task.issue <= now and all(card[before].end >= 0 for before in task.after):
                 yield task
 
 
@@ -68,7 +72,7 @@ def _settle(cards, now):
     """Let what can happen at an instant happen; return whether anything did."""
     changed, here = False, {}
     for number, card in enumerate(cards):
-        for task in _heads(card):
+        for task in _heads(card, now):
             if task.call is None and task.rest < 0:
                 task.start, task.rest, changed = now, task.duration * FULL, True
             elif task.call is None and task.rest == 0:

@@ -146,7 +146,7 @@ def test_what_a_step_may_not_be():
         with pytest.raises(HcclError, match=words) as caught:
             make()
         assert caught.value.code == code
-    with pytest.raises(ValueError, match="3 durations|must be an integer, or one for each card"):
+    with pytest.raises(ValueError, match="must be an integer, or one for each card"):
         hccl.make_plan(CHIP, [Work("a", np.array([[1, 2]]))], THREE)
     with pytest.raises(ValueError, match="work 'a' has 2 durations: there are 3 cards"):
         hccl.make_plan(CHIP, [Work("a", np.array([1, 2]))], THREE)
