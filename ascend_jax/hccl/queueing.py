@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from ascend_jax.hccl.algorithm import CollectiveTime, collective_time, send_time
-from ascend_jax.hccl.cluster import card_number
+from ascend_jax.hccl.cluster import card_number, lone_card
 from ascend_jax.hccl.communicator import Communicator, Home
 from ascend_jax.hccl.cost.phases import Collective
 from ascend_jax.hccl.creation import Entry, enter_comm, find_comm
@@ -25,11 +26,11 @@ from ascend_jax.hccl.results import HcclError, HcclResult
 from ascend_jax.hccl.timeouts import timeout_ns
 from ascend_jax.runtime import bytes as hbm
 from ascend_jax.runtime import status
-from ascend_jax.runtime.clock import Instant
+from ascend_jax.runtime.apart import apart
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.commands import Command, enqueue, is_taken, operand_rows, refusal, row_of
-from ascend_jax.runtime.coupling import Coupling
-from ascend_jax.runtime.edge import Site, stage
+from ascend_jax.runtime.commands import append, is_taken, operand_rows, refusal, row_of
+from ascend_jax.runtime.coupling import AXIS, Coupling
+from ascend_jax.runtime.edge import Site, concrete, stage
 from ascend_jax.runtime.handles import find_stream
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.kernels import Argument, KernelSpec
@@ -38,11 +39,13 @@ from ascend_jax.runtime.layout import LIMB, NONE, NULL, SHARES, Capture, Clock, 
 from ascend_jax.runtime.memory import is_live
 from ascend_jax.runtime.program import LONGEST_BLOCK_NS
 from ascend_jax.runtime.ranges import Range, byte_range, is_empty
-from ascend_jax.runtime.rows import Number, get_row, put_row, with_entries
+from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import make_room
 from ascend_jax.runtime.translation import translate
+
+COMMANDS = 3  # of one call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +82,7 @@ def queue(
     comm = request.comm
     home, _ = require_home(card, comm)
     number = card_number()
-    for _ in range(3):
+    for _ in range(0 if concrete(card.clock) is None else COMMANDS):
         card = make_room(card, site, stream)
     card, kernel = load_kernel(card, _spec(request))
     table = jnp.asarray(_columns(request))[number]
@@ -154,7 +157,16 @@ def _spec(request: Request) -> KernelSpec:
 
 
 @stage(static=("joins",))
-def _queue(
+def _queue(card: CardState, send: Range, recv: Range, *numbers: Number, joins: bool) -> CardState:
+    queue_now = functools.partial(_queue_now, joins=joins)
+    args = jax.tree.map(jnp.asarray, (card, send, recv, *numbers))
+    if lone_card() is not None:
+        return queue_now(*args)
+    # XLA takes ever longer for a program of many calls unless each of them has its results in memory
+    return apart(lax.pmax(card.clock[Clock.ENQUEUED], AXIS) >= 0, queue_now, *args)
+
+
+def _queue_now(
     card: CardState,
     send: Range,
     recv: Range,
@@ -189,59 +201,46 @@ def _queue(
     code = first_failing(code, _check_buffer(card, send), _check_buffer(card, recv))
     code = first_failing(code, first_code((refusal(card, slot) != Code.SUCCESS, int(HcclResult.RUNTIME))))
     first = card.clock[Clock.ENQUEUED]
-    rows = [row_of(card.table.fields, first + n) for n in range(3)]
+    rows = [row_of(card.table.fields, first + n) for n in range(COMMANDS)]
     is_full = functools.reduce(jnp.logical_or, [is_taken(card, one) for one in rows])
     code = first_failing(code, first_code((is_full, int(Code.TABLE_FULL))))
     code = jnp.where(is_member, code, Code.SUCCESS)
-    queued = jnp.where(is_member, code, NONE)
+    ok = is_member & (code == Code.SUCCESS)
     card = spend(card, jnp.where(is_member, card.chip["host_launch_ns"], 0.0))
-    for command in _commands(card, send, recv, call, column, calls, slot, site):
-        card, _ = enqueue(card, command, queued)
-    ok = queued == Code.SUCCESS
-    events = put_row(card.events, row, with_entries(get_row(card.events, row), {Entry.CALLS: calls + ok}))
-    stops = put_row(card.streams, slot, with_entries(get_row(card.streams, slot), {Stream.STOPS: 1}))
-    card = dataclasses.replace(
-        card, events=jnp.where(ok, events, card.events), streams=jnp.where(ok, stops, card.streams)
-    )
-    return status.note(card, code, site, stream)
+    operands = jnp.stack([operand_rows(), operand_rows(send, recv, recv), operand_rows()])
+    card = append(card, _commands(card, call, column, calls, slot, site), operands, slot, ok)
+    entries = with_entries(get_row(card.events, row), {Entry.CALLS: calls + ok})
+    return status.note(dataclasses.replace(card, events=put_if(ok, card.events, row, entries)), code, site, stream)
 
 
 def _commands(
-    card: CardState,
-    send: Range,
-    recv: Range,
-    call: jax.Array,
-    column: jax.Array,
-    calls: jax.Array,
-    slot: Number,
-    site: Number,
-) -> list[Command]:
+    card: CardState, call: jax.Array, column: jax.Array, calls: jax.Array, slot: Number, site: Number
+) -> dict[Any, jax.Array]:
+    """Return the columns of the three commands, [3] each: what they are and when they meet."""
     number, signature, kernel, _ = call
-    first = card.clock[Clock.ENQUEUED]
+    first, middle = card.clock[Clock.ENQUEUED], np.array([0, 1, 0])
     is_first = calls == 0
     limit = [jnp.where(is_first, column[Column.FIRST_HI + limb], column[Column.NEXT_HI + limb]) for limb in (0, 1)]
-    told = {Field.OBJECT: number, Field.VALUE_HI: signature, Field.SITE: site}
-    waits = told | {Field.TIMEOUT_HI: limit[0], Field.TIMEOUT_LO: limit[1]}
-    moves = told | {
-        Field.VALUE_LO: calls,
-        Field.KERNEL: kernel,
-        Field.MODE: 1,
+    of_all = {Field.STREAM: slot, Field.OBJECT: number, Field.VALUE_HI: signature, Field.SITE: site}
+    of_task = {
+        Field.BLOCK_HI: column[Column.BLOCK_HI],
+        Field.BLOCK_LO: column[Column.BLOCK_LO],
         Field.HBM_SHARE: column[Column.HBM_SHARE],
         Field.L2_SHARE: column[Column.LINKS],
+        Field.MODE: 1,
+        Field.READS: 0b011,
+        Field.WRITES: 0b100,
     }
-    return [
-        Command(Kind.RENDEZVOUS, slot, fields=waits | {Field.VALUE_LO: 2 * calls, Field.DEPENDS: first}),
-        Command(
-            Kind.COLLECTIVE,
-            slot,
-            block=Instant(column[Column.BLOCK_HI], column[Column.BLOCK_LO]),
-            operands=operand_rows(send, recv, recv),
-            reads=0b011,
-            writes=0b100,
-            fields=moves,
-        ),
-        Command(Kind.RENDEZVOUS, slot, fields=waits | {Field.VALUE_LO: 2 * calls + 1, Field.DEPENDS: first + 2}),
-    ]
+    return {
+        **{name: jnp.broadcast_to(jnp.asarray(value, jnp.int32), (3,)) for name, value in of_all.items()},
+        **{name: jnp.asarray(value, jnp.int32) * middle for name, value in of_task.items()},
+        Field.KIND: jnp.asarray([int(Kind.RENDEZVOUS), int(Kind.COLLECTIVE), int(Kind.RENDEZVOUS)]),
+        Field.KERNEL: jnp.where(middle == 1, kernel, NONE),
+        Field.DEPENDS: jnp.where(middle == 1, NONE, first + np.arange(3)),  # on itself, see runtime.coupling
+        Field.VALUE_LO: jnp.stack([2 * calls, calls, 2 * calls + 1]),
+        Field.TIMEOUT_HI: limit[0] * (1 - middle),
+        Field.TIMEOUT_LO: limit[1] * (1 - middle),
+    }
 
 
 def _check_buffer(card: CardState, place: Range) -> jax.Array:
