@@ -21,6 +21,7 @@ from ascend_jax.hccl.communicator import CommConfig, Communicator, comm_world
 from ascend_jax.hccl.cost.phases import Collective
 from ascend_jax.hccl.creation import check_alive, comm_destroy, comm_init, comm_init_all
 from ascend_jax.hccl.datatypes import DataType, ReduceOp, data_type, item_bytes
+from ascend_jax.hccl.explain_cluster import explain_cluster
 from ascend_jax.hccl.explain_plan import explain_plan
 from ascend_jax.hccl.mismatch import Mismatch
 from ascend_jax.hccl.plan import Plan, make_plan
@@ -103,6 +104,7 @@ __all__ = [
     "data_type",
     "default_topology",
     "error_string",
+    "explain_cluster",
     "explain_collective",
     "explain_plan",
     "get_root_info",

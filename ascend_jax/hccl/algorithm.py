@@ -195,9 +195,7 @@ def _send_recv(chip: ChipSpec, topology: Topology, nbytes: float, cards: Sequenc
     return send_time(chip, topology, nbytes, list(zip(cards, [*cards[1:], cards[0]], strict=True)))
 
 
-def send_time(
-    chip: ChipSpec, topology: Topology, nbytes: float, routes: Sequence[tuple[int, int]]
-) -> CollectiveTime:
+def send_time(chip: ChipSpec, topology: Topology, nbytes: float, routes: Sequence[tuple[int, int]]) -> CollectiveTime:
     """Return how long sends between cards take that go on at once, ``routes`` (from card, to card): the slowest counts.
 
     Raises:

@@ -74,7 +74,8 @@ def operator(collective: Collective, *, with_counts: bool = False) -> str:
     return f"hccl {collective.value}{'_v' if with_counts else ''}"
 
 
-def _as_outputs(function: Callable[..., Bytes], *buffers: Bytes, **options: Any) -> tuple[Bytes]:
+def _as_outputs(function: Callable[..., Bytes], *buffers: Bytes, said: Any = (), **options: Any) -> tuple[Bytes]:
+    del said  # for reports
     return (function(*buffers, **options),)
 
 

@@ -1,9 +1,11 @@
 """What went wrong between the ranks of a plan: who waits for whom, in which call, and where that was made."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.hccl.communicator import Communicator
 from ascend_jax.hccl.mismatch import calls_of
 from ascend_jax.hccl.root_info import CONNECT_EXTRA_S
@@ -75,16 +77,27 @@ def _line(times: PlanTimes, meeting: _Meeting) -> str:
     first_ns = min(came)
     late = [rank for rank, at in zip(waiting, came, strict=True) if seconds and at >= first_ns + seconds * S]
     waiting = [rank for rank in waiting if rank not in late]
-    parts = [f"rank(s) {missing} do not call"] * bool(missing) + held
-    parts += [
-        f"rank {rank} comes {_seconds(_came_ns(times, meeting, rank) - first_ns)} s after rank {waiting[0]}"
-        for rank in late
-    ]
-    label = "EI0006" if meeting.number == 0 else "EI0002"
+    waits = [(rank, _came_ns(times, meeting, rank) - first_ns) for rank in late]
+    return timeout_line(_title(times, meeting, waiting[0]), meeting.number, seconds, missing, held, waits, waiting)
+
+
+def timeout_line(
+    title: str,
+    number: int,
+    seconds: int,
+    missing: Sequence[int],
+    held: Sequence[str],
+    late: Sequence[tuple[int, int]],
+    waiting: Sequence[int],
+) -> str:
+    """Return what is said of ranks that wait for others in call ``number`` of a communicator; ``late`` in ns."""
+    parts = [f"rank(s) {list(missing)} do not call"] * bool(missing) + list(held)
+    parts += [f"rank {rank} comes {_seconds(after)} s after rank {waiting[0]}" for rank, after in late]
+    label = "EI0006" if number == 0 else "EI0002"
     end = f"after {seconds} s" if seconds else "never: HCCL_EXEC_TIMEOUT is 0"
     return (
-        f"HCCL_E_TIMEOUT (9) [{label}]: {_title(times, meeting, waiting[0])}: {'; '.join(parts)}; "
-        f"rank(s) {waiting} wait for them and give up {end}"
+        f"HCCL_E_TIMEOUT (9) [{label}]: {title}: {'; '.join(parts)}; "
+        f"rank(s) {list(waiting)} wait for them and give up {end}"
     )
 
 
@@ -125,7 +138,11 @@ def _came_ns(times: PlanTimes, meeting: _Meeting, rank: int) -> int:
 
 
 def _timeout_s(times: PlanTimes, meeting: _Meeting) -> int:
-    config = meeting.comm.config
-    if meeting.number == 0:
-        return config.connect_timeout_s + CONNECT_EXTRA_S
-    return exec_timeout_s(times.plan.chip, config.exec_timeout_s)
+    return wait_s(times.plan.chip, meeting.comm, meeting.number)
+
+
+def wait_s(chip: ChipSpec, comm: Communicator, number: int) -> int:
+    """Return how long ranks wait in call ``number`` of a communicator, 0 for ever."""
+    if number == 0:
+        return comm.config.connect_timeout_s + CONNECT_EXTRA_S
+    return exec_timeout_s(chip, comm.config.exec_timeout_s)

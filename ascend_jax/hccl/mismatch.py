@@ -2,7 +2,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ascend_jax.hccl.communicator import Communicator
 from ascend_jax.hccl.results import HcclResult
@@ -57,11 +57,23 @@ def _first_difference(lists: Sequence[Sequence[Step]], comm: Communicator, group
     for number in range(min(map(len, calls))):
         said = [lists[card][own[number]] for card, own in zip(group, calls, strict=True)]
         signatures = [one.signature() for one in said if isinstance(one, Call)]
-        for parameter in dict.fromkeys(name for one in signatures for name in one):
-            values = [one.get(parameter, "nothing") for one in signatures]
-            expected = collections.Counter(values).most_common(1)[0][0]
-            odd = next((rank for rank, value in enumerate(values) if value != expected), None)
-            if odd is not None:
-                at = tuple((card, own[number]) for card, own in zip(group, calls, strict=True))
-                return Mismatch(comm, number, odd, parameter, values[odd], expected, values.index(expected), group, at)
+        found = odd_one_out(signatures)
+        if found is not None:
+            at = tuple((card, own[number]) for card, own in zip(group, calls, strict=True))
+            return Mismatch(comm, number, *found, group, at)
+    return None
+
+
+def odd_one_out(signatures: Sequence[Mapping[str, object]]) -> tuple[int, str, object, object, int] | None:
+    """Return (rank, parameter, what it says, what most say, the first of those) of the first difference, or None.
+
+    >>> odd_one_out([{"count": 8}, {"count": 12}, {"count": 12}])
+    (0, 'count', 8, 12, 1)
+    """
+    for parameter in dict.fromkeys(name for one in signatures for name in one):
+        values = [one.get(parameter, "nothing") for one in signatures]
+        expected = collections.Counter(values).most_common(1)[0][0]
+        odd = next((rank for rank, value in enumerate(values) if value != expected), None)
+        if odd is not None:
+            return odd, parameter, values[odd], expected, values.index(expected)
     return None

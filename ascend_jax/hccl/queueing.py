@@ -152,7 +152,7 @@ def _time(request: Request, chip: Any, group: tuple[int, ...]) -> CollectiveTime
 def _spec(request: Request) -> KernelSpec:
     name = operator(request.collective, with_counts=request.with_counts)
     send, recv = (Argument((max(nbytes),), np.dtype(np.uint8)) for nbytes in (request.send_bytes, request.recv_bytes))
-    options = (("comm", request.comm), *request.options)
+    options = (("comm", request.comm), ("said", request.signature), *request.options)
     return KernelSpec(name, options, (send, recv), (recv,), meets=True)
 
 

@@ -167,7 +167,9 @@ def collective_task(what, stream, count, dtype, card, issue, number):
     pairs = {"pairs": ((0, 1), (2, 3))}.get(what, groups)
     group = next(one for one in pairs if card in one)
     if what == "batch":
-        known = max((collective_time(CHIP, TOPOLOGY, collective, nbytes, pair) for pair in PAIRS), key=lambda k: k.time_ns)
+        known = max(
+            (collective_time(CHIP, TOPOLOGY, collective, nbytes, pair) for pair in PAIRS), key=lambda k: k.time_ns
+        )
     else:
         known = collective_time(CHIP, TOPOLOGY, collective, nbytes, group)
     share = min(int(256 * (known.time_ns - known.latency_ns) / known.time_ns), 255)
@@ -175,9 +177,7 @@ def collective_task(what, stream, count, dtype, card, issue, number):
     name = what if what in ("pairs", "halves") else "world"
     key = name, card
     number[key] = number.get(key, 0) + 1
-    return plan_twin.Task(
-        stream, (), round(known.time_ns), (name, group), number[key], share, links, issue=issue
-    )
+    return plan_twin.Task(stream, (), round(known.time_ns), (name, group), number[key], share, links, issue=issue)
 
 
 def apply(memory, cards, effects):
