@@ -4,9 +4,10 @@
 function gives the same bits on all three. ``pmap`` is ``jit(shard_map)`` in JAX now; it is kept as the classic name.
 """
 
+import contextlib
 import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -99,17 +100,24 @@ def is_destroyed(number: int) -> bool:
     return number in _destroyed.get()
 
 
+@contextlib.contextmanager
+def knowing(destroyed: frozenset[int]) -> Iterator[None]:
+    """Let programs that run or are traced in here know which communicators of their cluster were destroyed."""
+    token = _destroyed.set(destroyed)
+    try:
+        yield
+    finally:
+        _destroyed.reset(token)
+
+
 @functools.lru_cache(maxsize=64)
 def carry_knowing(plain: Callable[..., Any], cards: int, carrier: str, destroyed: frozenset[int]) -> Callable[..., Any]:
     """As :func:`carry`, for a cluster some of whose communicators were destroyed."""
 
     @functools.wraps(plain)
     def function(*args: Any) -> Any:
-        token = _destroyed.set(destroyed)
-        try:
+        with knowing(destroyed):
             return plain(*args)
-        finally:
-            _destroyed.reset(token)
 
     if carrier == "vmap":
         every = jax.jit(jax.vmap(function, axis_name=AXIS, axis_size=cards))

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from ascend_jax.chip.spec import ChipSpec
-from ascend_jax.hccl.carrier import AXIS, CarrierChoice, carry_knowing, choose_carrier
+from ascend_jax.hccl.carrier import AXIS, CarrierChoice, carry_knowing, choose_carrier, knowing
 from ascend_jax.hccl.topology import Topology, default_topology
 from ascend_jax.runtime.state import CardState, init
 
@@ -144,7 +144,8 @@ def on_card(cluster: Cluster, number: int, program: Callable[..., Any], *args: A
     cluster.topology.server_of(number)
     token = _alone.set(number)
     try:
-        card, out = program(jax.tree.map(lambda leaf: leaf[number], cluster.cards), *args)
+        with knowing(cluster.destroyed):
+            card, out = program(jax.tree.map(lambda leaf: leaf[number], cluster.cards), *args)
     finally:
         _alone.reset(token)
     cards = dataclasses.replace(cluster.cards, kernels=card.kernels, coupling=card.coupling)

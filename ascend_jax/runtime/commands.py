@@ -211,7 +211,8 @@ def append(
     row = row_of(fields, number)
     is_empty = entry[Stream.PENDING] == 0
     after = jnp.where(is_empty, 0, get_row(fields, entry[Stream.LAST])[Field.POSITION] + 1)
-    is_fault = card.faults[:, Fault.SEQUENCE] == number[:, None]
+    faults = card.faults[None]
+    is_fault = faults[..., Fault.SEQUENCE] == number[:, None]
     issue = host_now(card)
     priority = jnp.where(card.chip["has_priorities"] > 0, entry[Stream.PRIORITY], 0)
     every = {
@@ -220,8 +221,8 @@ def append(
         Field.POSITION: after + jnp.arange(count, dtype=jnp.int32),
         Field.BLOCKS: 1,
         Field.PRIORITY: priority,
-        Field.FAULT: jnp.where(is_fault, card.faults[:, Fault.CODE], 0).sum(1),
-        Field.REACH: jnp.where(is_fault, card.faults[:, Fault.REACH], 0).sum(1),
+        Field.FAULT: jnp.where(is_fault, faults[..., Fault.CODE], 0).sum(1),
+        Field.REACH: jnp.where(is_fault, faults[..., Fault.REACH], 0).sum(1),
         Field.ISSUE_HI: issue.hi,
         Field.ISSUE_LO: issue.lo,
         Field.THREAD: card.device[Device.THREAD],

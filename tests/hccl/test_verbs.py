@@ -136,7 +136,7 @@ def test_a_batch_must_fit_itself(three):
 
 
 def test_communicators_take_memory_and_give_it_back(three):
-    cluster, comm = three
+    cluster, _ = three
     used = np.asarray(cluster.cards.hbm.words[:, 1]) * 64
     assert (used == (400 << 20) + 4096).all()  # and the block of 1 KiB, a page
     fresh, second = hccl.comm_init(cluster, hccl.comm_world(3).sub([2, 0], name="two"))

@@ -189,7 +189,7 @@ def apply(memory, cards, effects):
             moments += [(task.start, 1, card, index), (end, 0, card, index)]
     results = {}
     for _, is_start, card, index in sorted(moments):
-        what, read, written, count, dtype, more = effects[card][index]
+        written = effects[card][index][2]
         if is_start:
             results[card, index] = result_of(memory, cards, card, index, effects[card][index])
         else:
