@@ -20,7 +20,7 @@ def synchronize_stream(
     """Block the host of every card until its stream is done; ``stream`` and ``timeout_ms`` may differ ([C]).
 
     Status of each card as :func:`ascend_jax.synchronize_stream`: a collective that some ranks did not come to is
-    107019, one on which they disagree 507899; :func:`ascend_jax.hccl.explain_cluster` says who waits for whom.
+    107019, one on which they disagree 507000; :func:`ascend_jax.hccl.explain_cluster` says who waits for whom.
     """
     return on_cards(cluster, _stream, *_each(cluster, stream, timeout_ms, site))[0]
 

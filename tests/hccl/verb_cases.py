@@ -286,5 +286,6 @@ def check(carrier, seeds):
 
 if __name__ == "__main__":
     hccl.set_host_devices(CARDS)
+    del STEPS[5:]  # each device compiles for itself
     check(sys.argv[1], range(2))
     print("equal")
