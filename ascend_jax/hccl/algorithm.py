@@ -159,9 +159,9 @@ def _levels(chip: ChipSpec, collective: Collective, nbytes: float, sizes: Sequen
         )
 
     share = 1 if collective == Collective.ALL_TO_ALL else min(sizes)
-    kinds = {"line": ACROSS}, collective
+    outside = across_servers(chip)
     whole, latency = (
-        _considered(_flat(across_servers(chip), *kinds, moved / share, len(sizes))) for moved in (nbytes, 0.0)
+        _considered(_flat(outside, {"line": ACROSS}, collective, moved / share, len(sizes))) for moved in (nbytes, 0.0)
     )
     inside, inside_latency = inside_ns(nbytes), inside_ns(0.0)
     for name, across in whole.items():

@@ -1,8 +1,9 @@
 """Carriers: how a function of one card, written against the axis name ``card``, runs on all of them.
 
-``vmap`` puts any number of cards on one XLA device; ``shard_map`` and ``pmap`` put one card on each device. The same
-function gives the same bits on all three as far as it consists of card verbs, collectives and elementwise steps; products
-of matrices are compiled for the carrier and may differ in the last bits. ``pmap`` is ``jit(shard_map)`` in JAX now; it is kept as the classic name.
+``vmap`` puts any number of cards on one XLA device; ``shard_map`` and ``pmap`` put one card on each device. Card verbs,
+collectives and simulated times are the same bits on all three. What a function computes besides is compiled for its
+carrier: products of matrices may differ in the last bits. ``pmap`` is ``jit(shard_map)`` in JAX now; it is kept as the
+classic name.
 """
 
 import contextlib

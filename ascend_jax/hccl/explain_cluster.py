@@ -34,7 +34,7 @@ def explain_cluster(cluster: Cluster) -> list[str]:
     cards = cluster.cards
     is_stuck = bool((np.asarray(cards.status)[:, StatusWord.LAST] == Code.DEADLOCK).any())
     tables = _Tables(np.asarray(cards.table.fields), np.asarray(cards.table.times), cards.kernels, is_stuck)
-    comms = [dict(spec.attributes)["comm"] for spec in cards.kernels if spec.meets]
+    comms: list[Any] = [dict(spec.attributes)["comm"] for spec in cards.kernels if spec.meets]
     lines = []
     for comm in dict.fromkeys(comms):
         for group in comm.groups:

@@ -114,7 +114,7 @@ def _name(times: PlanTimes, card: int, number: int) -> str:
     if not isinstance(step, Call):
         return f"step {number}, {step.title}"
     call = calls_of(times.plan.steps_of(card), step.comm).index(number)
-    return f"call {call} of {step.comm.name}, {step.title} at {callsite.text(step.site)}"
+    return f"call {call} of {step.comm.name}, {step.title} at {callsite.text(int(step.site))}"
 
 
 def _obstacle(times: PlanTimes, card: int, number: int) -> int | None:

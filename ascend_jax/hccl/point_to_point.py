@@ -6,7 +6,7 @@ rank that receives it.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ascend_jax.hccl.cluster import lone_card
 from ascend_jax.hccl.communicator import Communicator
@@ -77,7 +77,8 @@ def HcclRecv(
     return card
 
 
-class SendRecvItem(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class SendRecvItem:
     """``HcclSendRecvItem``: one transfer of a batch."""
 
     is_send: bool

@@ -80,7 +80,9 @@ class Call:
     after: tuple[int, ...] = ()
     algorithm: str | None = None
     name: str = ""
-    site: int = dataclasses.field(default_factory=callsite.here)  # where it was made, see ``runtime.callsite``
+    site: int | np.int32 = dataclasses.field(
+        default_factory=callsite.here
+    )  # where it was made, see ``runtime.callsite``
 
     def __post_init__(self) -> None:
         if not isinstance(self.collective, Collective):

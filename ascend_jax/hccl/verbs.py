@@ -297,8 +297,9 @@ def HcclAlltoAllV(
         comm,
         (("operation", "all_to_all_v"), ("counts", tables[0]), ("dtype", kind.name)),
         tuple(zip(("dtype", "counts", "send_displs", "recv_displs"), (int(kind), *tables), strict=True)),
-        *(tuple(int(n) for n in mine) for mine in per_card),
-        int(max(counts.sum(1).max(), counts.sum(0).max())) * size,
+        send_bytes=tuple(map(int, per_card[0])),
+        recv_bytes=tuple(map(int, per_card[1])),
+        moved_bytes=int(max(counts.sum(1).max(), counts.sum(0).max())) * size,
         with_counts=True,
     )
     return _queue(card, request, send_buf, recv_buf, send_type, stream, site, in_place=False)

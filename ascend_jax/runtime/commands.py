@@ -243,7 +243,7 @@ def append(
             put_if(is_wanted, table.times, row[n], times[n]),
             put_if(is_wanted, table.effects, row[n], effects[n]),
         )
-    linked = {
+    linked: dict[Any, Number] = {
         Stream.HEAD: jnp.where(is_empty, row[0], entry[Stream.HEAD]),
         Stream.LAST: row[-1],
         Stream.PENDING: entry[Stream.PENDING] + count,
