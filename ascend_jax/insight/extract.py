@@ -190,7 +190,7 @@ def _cause(rows: Rows, wait: int, changes: Sequence[int]) -> int | None:
 
 def _name(card: CardState, fields: NDArray[np.int32], operands: NDArray[np.int32], engine: str) -> str:
     kind = Kind(fields[Field.KIND])
-    if kind == Kind.KERNEL:
+    if kind in (Kind.KERNEL, Kind.COLLECTIVE):
         index = fields[Field.KERNEL]
         return card.kernels[index].operator if 0 <= index < len(card.kernels) else f"kernel {index}"
     if kind == Kind.COPY:
