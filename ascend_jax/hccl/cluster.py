@@ -96,12 +96,13 @@ def cluster(
     topology = topology or default_topology(specs[0], int(count))
     if topology.cards != count:
         raise ValueError(f"topology has {topology.cards} cards, the cluster {count}")
+    choice = choose_carrier(int(count), carrier)
     least = min(specs, key=lambda one: float(one["hbm_bytes"]))
     init(least, **options)  # checks sizes against the card that has least; under vmap they cannot be seen
     values = jnp.stack([jnp.asarray(one.values) for one in specs])
     sheets = dataclasses.replace(specs[0], values=values)
     stacked = jax.vmap(lambda one: init(one, **options))(sheets)
-    return Cluster(stacked, topology, choose_carrier(int(count), carrier).name)
+    return Cluster(stacked, topology, choice.name)
 
 
 def on_cards(cluster: Cluster, program: Callable[..., Any], *args: Any) -> tuple[Cluster, Any]:
