@@ -1,6 +1,7 @@
 """HCCL: communicators, collectives with real values and predicted times, and clusters of cards."""
 
 from ascend_jax.hccl.algorithm import ALGORITHMS, Candidate, CollectiveTime, collective_time, explain_collective
+from ascend_jax.hccl.all_to_all_verbs import HcclAlltoAll, HcclAlltoAllV, HcclAlltoAllVC
 from ascend_jax.hccl.carrier import AXIS, CARRIERS, CarrierChoice, carry, choose_carrier, set_host_devices
 from ascend_jax.hccl.cluster import Cluster, card_number, cluster, on_card, on_cards
 from ascend_jax.hccl.collectives import (
@@ -35,9 +36,6 @@ from ascend_jax.hccl.topology import Topology, default_topology
 from ascend_jax.hccl.verbs import (
     HcclAllGather,
     HcclAllReduce,
-    HcclAlltoAll,
-    HcclAlltoAllV,
-    HcclAlltoAllVC,
     HcclBarrier,
     HcclBroadcast,
     HcclReduce,

@@ -13,12 +13,8 @@ What is static is refused at once, by an exception that carries the same code.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from ascend_jax.hccl.collectives import checked_counts, displacements
 from ascend_jax.hccl.communicator import Communicator
 from ascend_jax.hccl.cost.phases import Collective
 from ascend_jax.hccl.datatypes import ReduceOp, data_type, item_bytes
@@ -32,7 +28,7 @@ from ascend_jax.runtime.state import CardState
 NOTHING = Buffer(0)
 
 
-def _request(
+def request_of(
     collective: Collective,
     comm: Communicator,
     count: int,
@@ -111,11 +107,11 @@ def HcclAllReduce(
     >>> cluster.cards.memory[:, :4].tolist()
     [[3, 3, 3, 3], [3, 3, 3, 3]]
     """
-    request = _request(Collective.ALL_REDUCE, comm, count, dtype, 1, 1, op=op)
-    return _queue(card, request, send_buf, recv_buf, dtype, stream, site, send_offset, recv_offset)
+    request = request_of(Collective.ALL_REDUCE, comm, count, dtype, 1, 1, op=op)
+    return queue_buffers(card, request, send_buf, recv_buf, dtype, stream, site, send_offset, recv_offset)
 
 
-def _queue(
+def queue_buffers(
     card: CardState,
     request: Request,
     send_buf: Number,
@@ -128,6 +124,11 @@ def _queue(
     *,
     in_place: bool = True,
 ) -> CardState:
+    """Queue a request for two device pointers.
+
+    Raises:
+      HcclError: PARA: an offset that is no multiple of an element; else as :func:`ascend_jax.hccl.queueing.queue`.
+    """
     send, recv = _buffer(send_buf, send_offset, dtype), _buffer(recv_buf, recv_offset, dtype)
     return queue(card, request, send, recv, stream, site, in_place=in_place)
 
@@ -146,8 +147,8 @@ def HcclBroadcast(
     site: Site = None,
 ) -> CardState:
     """Queue the copy of ``count`` elements of the root's ``buf`` into that of every rank."""
-    request = _request(Collective.BROADCAST, comm, count, dtype, 1, 1, root=root)
-    return _queue(card, request, buf, buf, dtype, stream, site, offset, offset)
+    request = request_of(Collective.BROADCAST, comm, count, dtype, 1, 1, root=root)
+    return queue_buffers(card, request, buf, buf, dtype, stream, site, offset, offset)
 
 
 @verb
@@ -167,8 +168,8 @@ def HcclReduce(
     site: Site = None,
 ) -> CardState:
     """Queue the reduction into the root's ``recv_buf``; the others' is not looked at."""
-    request = _request(Collective.REDUCE, comm, count, dtype, 1, 1, op=op, root=root, only_root="recv")
-    return _queue(card, request, send_buf, recv_buf, dtype, stream, site, send_offset, recv_offset)
+    request = request_of(Collective.REDUCE, comm, count, dtype, 1, 1, op=op, root=root, only_root="recv")
+    return queue_buffers(card, request, send_buf, recv_buf, dtype, stream, site, send_offset, recv_offset)
 
 
 @verb
@@ -187,8 +188,8 @@ def HcclReduceScatter(
     site: Site = None,
 ) -> CardState:
     """Queue the reduction of ``ranks * recv_count`` elements, of which rank r gets piece r."""
-    request = _request(Collective.REDUCE_SCATTER, comm, recv_count, dtype, comm.size, 1, op=op)
-    return _queue(card, request, send_buf, recv_buf, dtype, stream, site, send_offset, recv_offset)
+    request = request_of(Collective.REDUCE_SCATTER, comm, recv_count, dtype, comm.size, 1, op=op)
+    return queue_buffers(card, request, send_buf, recv_buf, dtype, stream, site, send_offset, recv_offset)
 
 
 @verb
@@ -206,8 +207,8 @@ def HcclAllGather(
     site: Site = None,
 ) -> CardState:
     """Queue the concatenation of all ranks' ``send_count`` elements, in every rank's ``recv_buf``."""
-    request = _request(Collective.ALL_GATHER, comm, send_count, dtype, 1, comm.size)
-    return _queue(card, request, send_buf, recv_buf, dtype, stream, site, send_offset, recv_offset)
+    request = request_of(Collective.ALL_GATHER, comm, send_count, dtype, 1, comm.size)
+    return queue_buffers(card, request, send_buf, recv_buf, dtype, stream, site, send_offset, recv_offset)
 
 
 @verb
@@ -226,105 +227,12 @@ def HcclScatter(
     site: Site = None,
 ) -> CardState:
     """Queue piece r of the root's ``send_buf`` for rank r; the others' is not looked at."""
-    request = _request(Collective.SCATTER, comm, recv_count, dtype, comm.size, 1, root=root, only_root="send")
-    return _queue(card, request, send_buf, recv_buf, dtype, stream, site, send_offset, recv_offset)
-
-
-@verb
-def HcclAlltoAll(
-    card: CardState,
-    send_buf: Number,
-    send_count: int,
-    send_type: Any,
-    recv_buf: Number,
-    recv_count: int,
-    recv_type: Any,
-    comm: Communicator,
-    stream: Number,
-    *,
-    send_offset: Number = 0,
-    recv_offset: Number = 0,
-    site: Site = None,
-) -> CardState:
-    """Queue the exchange of ``send_count`` elements with every rank; the buffers must differ (status 1)."""
-    if send_count != recv_count or data_type(send_type) != data_type(recv_type):
-        what = f"send_count = {send_count!r} of {data_type(send_type).name}, recv_count = {recv_count!r}"
-        raise HcclError(HcclResult.PARA, f"{what} of {data_type(recv_type).name}: must be equal")
-    request = _request(Collective.ALL_TO_ALL, comm, send_count, send_type, comm.size, comm.size)
-    offsets = send_offset, recv_offset
-    return _queue(card, request, send_buf, recv_buf, send_type, stream, site, *offsets, in_place=False)
-
-
-@verb
-def HcclAlltoAllV(
-    card: CardState,
-    send_buf: Number,
-    send_counts: Sequence[Sequence[int]],
-    send_displs: Sequence[Sequence[int]] | None,
-    send_type: Any,
-    recv_buf: Number,
-    recv_displs: Sequence[Sequence[int]] | None,
-    recv_type: Any,
-    comm: Communicator,
-    stream: Number,
-    *,
-    site: Site = None,
-) -> CardState:
-    """Queue the exchange of pieces of any length.
-
-    One program serves all ranks, so that counts and displacements are tables with a row for each rank; what a rank
-    receives is the column of ``send_counts``. Displacements of None put one piece after another.
-    """
-    if data_type(send_type) != data_type(recv_type):
-        raise HcclError(
-            HcclResult.PARA,
-            f"send_type = {data_type(send_type).name}, recv_type = {data_type(recv_type).name}: must be equal",
-        )
-    counts = checked_counts(send_counts, comm)
-    sends = displacements("send_displs", counts, send_displs, comm)
-    lands = displacements("recv_displs", counts.T, recv_displs, comm)
-    kind, size = data_type(send_type), item_bytes(data_type(send_type))
-    tables = [tuple(tuple(int(n) for n in row) for row in table) for table in (counts, sends, lands)]
-    lengths = [
-        np.where(table > 0, start + table, 0).max(1) * size for table, start in ((counts, sends), (counts.T, lands))
-    ]
-    per_card = [np.zeros(comm.cards, np.int64) for _ in lengths]
-    for group in comm.groups:
-        for mine, length in zip(per_card, lengths, strict=True):
-            mine[list(group)] = length
-    request = Request(
-        Collective.ALL_TO_ALL,
-        comm,
-        (("operation", "all_to_all_v"), ("counts", tables[0]), ("dtype", kind.name)),
-        tuple(zip(("dtype", "counts", "send_displs", "recv_displs"), (int(kind), *tables), strict=True)),
-        send_bytes=tuple(map(int, per_card[0])),
-        recv_bytes=tuple(map(int, per_card[1])),
-        moved_bytes=int(max(counts.sum(1).max(), counts.sum(0).max())) * size,
-        with_counts=True,
-    )
-    return _queue(card, request, send_buf, recv_buf, send_type, stream, site, in_place=False)
-
-
-@verb
-def HcclAlltoAllVC(
-    card: CardState,
-    send_buf: Number,
-    send_count_matrix: Sequence[Sequence[int]],
-    send_type: Any,
-    recv_buf: Number,
-    recv_type: Any,
-    comm: Communicator,
-    stream: Number,
-    *,
-    site: Site = None,
-) -> CardState:
-    """Queue the exchange of ``send_count_matrix[i][j]`` elements from rank i to rank j, one piece after another."""
-    tables = send_count_matrix, None, send_type
-    return HcclAlltoAllV(card, send_buf, *tables, recv_buf, None, recv_type, comm, stream, site=site)
+    request = request_of(Collective.SCATTER, comm, recv_count, dtype, comm.size, 1, root=root, only_root="send")
+    return queue_buffers(card, request, send_buf, recv_buf, dtype, stream, site, send_offset, recv_offset)
 
 
 @verb
 def HcclBarrier(card: CardState, comm: Communicator, stream: Number, *, site: Site = None) -> CardState:
     """Queue a wait for all ranks."""
-    request = dataclasses.replace(_request(Collective.BARRIER, comm, 1, "uint8", 0, 0), moved_bytes=4)
+    request = dataclasses.replace(request_of(Collective.BARRIER, comm, 1, "uint8", 0, 0), moved_bytes=4)
     return queue(card, request, NOTHING, NOTHING, stream, site)
