@@ -1,4 +1,4 @@
-"""Room for compiled code: a process may have 65,530 memory maps, and every compiled function takes several. And a name."""
+"""Room for compiled code, as a process may have 65,530 memory maps and each compiled function takes several; a name."""
 
 import gc
 from pathlib import Path

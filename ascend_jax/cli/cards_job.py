@@ -16,7 +16,7 @@ from ascend_jax import hccl, ops
 from ascend_jax.cli.attention_inputs import AttentionRequest, load_arrays, make_arrays, shapes_of, shapes_of_arrays
 from ascend_jax.cli.cards_plan import CardsJob
 from ascend_jax.cli.errors import UsageError
-from ascend_jax.hccl import PlanTimes, Work
+from ascend_jax.hccl import PlanTimes
 from ascend_jax.insight import Timeline, gantt, to_perfetto
 
 
@@ -41,7 +41,7 @@ class CardsResult:
                 "server": topology.server_of(card),
                 "busy_us": times.busy_ns(card) / 1e3,
                 "exposed_us": times.exposed_ns(card) / 1e3,
-                "communication_us": _communication_ns(times, card) / 1e3,
+                "communication_us": times.communication_ns(card) / 1e3,
                 "end_us": int(times.end_ns[card].max()) / 1e3,
             }
             for card in range(self.job.cards)
@@ -60,13 +60,6 @@ class CardsResult:
         return Timeline.from_rows(
             rows, chip=self.job.spec.name, calibration="extrapolated", cube_cores=cores[0], vector_cores=cores[1]
         )
-
-
-def _communication_ns(times: PlanTimes, card: int) -> int:
-    pairs = zip(times.plan.steps_of(card), times.plan.rows_of(card), strict=True)
-    return sum(
-        int(times.end_ns[card, row] - times.start_ns[card, row]) for step, row in pairs if not isinstance(step, Work)
-    )
 
 
 def run(

@@ -1,7 +1,9 @@
 """Algorithm selection: which algorithm a collective uses on a topology, how long it takes, and why it was chosen."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import jax
 
 from ascend_jax.chip import links
 from ascend_jax.chip.spec import ChipSpec
@@ -16,7 +18,7 @@ from ascend_jax.hccl.cost.pipeline import pipeline_ns
 from ascend_jax.hccl.cost.ring import ring_ns
 from ascend_jax.hccl.topology import Topology
 
-FORMS: dict[str, Callable[[Level, int, Any, int], Any]] = {
+FORMS: dict[str, Callable[[Level, int, float, int], float]] = {
     "mesh": mesh_ns,
     "ring": ring_ns,
     "halving-doubling": halving_doubling_ns,
@@ -40,6 +42,7 @@ class CollectiveTime(NamedTuple):
     """Time of a collective, with what it was chosen from."""
 
     time_ns: float
+    latency_ns: float  # part of it that is there without a byte; in the rest, the links are full
     algorithm: str
     candidates: tuple[Candidate, ...]  # fastest first
     why: str
@@ -84,21 +87,32 @@ def collective_time(
     if links.fabric(chip) == "mesh" and ranks > most:
         raise ValueError(f"{ranks} cards in one server: {chip.name} has links for a mesh of {most}; use more servers")
     if len(cards) == 1:
-        return CollectiveTime(0.0, "copy", (Candidate("copy", 0.0),), "one rank: nothing moves")
+        return CollectiveTime(0.0, 0.0, "copy", (Candidate("copy", 0.0),), "one rank: nothing moves")
     if collective == Collective.SEND_RECV:
         return _send_recv(chip, topology, nbytes, cards)
     if collective == Collective.BARRIER:
         collective, nbytes = Collective.ALL_REDUCE, 4.0
-    if len(servers) == 1:
-        ways = _flat(inside_server(chip), INSIDE, collective, nbytes, ranks)
-        where = f"{ranks} ranks in one server, fabric {links.fabric(chip)}"
-    elif ranks == 1:
-        ways = _flat(across_servers(chip), {"line": ACROSS}, collective, nbytes, len(servers))
-        where = f"one rank in each of {len(servers)} servers"
-    else:
-        ways = _levels(chip, collective, nbytes, ranks, len(servers))
-        where = f"{len(servers)} servers with up to {ranks} ranks each"
-    return _choose(ways, algorithm, collective, where, nbytes)
+    sizes = [len(server) for server in servers]
+    ways, empty = (_ways(chip, collective, moved, sizes) for moved in (float(nbytes), 0.0))
+    return _choose(ways, empty, algorithm, f"{_where(chip, sizes)}, {collective.value} of {nbytes:.0f} bytes a rank")
+
+
+def _ways(chip: ChipSpec, collective: Collective, nbytes: float, sizes: Sequence[int]) -> dict[str, float]:
+    """Return the time of every algorithm that fits; ``sizes`` are the numbers of ranks in the servers."""
+    if len(sizes) == 1:
+        return _flat(inside_server(chip), INSIDE, collective, nbytes, sizes[0])
+    if max(sizes) == 1:
+        return _flat(across_servers(chip), {"line": ACROSS}, collective, nbytes, len(sizes))
+    return _levels(chip, collective, nbytes, sizes)
+
+
+def _where(chip: ChipSpec, sizes: Sequence[int]) -> str:
+    few, many = min(sizes), max(sizes)
+    if len(sizes) == 1:
+        return f"{many} ranks in one server, fabric {links.fabric(chip)}"
+    if many == 1:
+        return f"one rank in each of {len(sizes)} servers"
+    return f"{len(sizes)} servers with {few if few == many else f'{few} to {many}'} ranks each"
 
 
 def explain_collective(known: CollectiveTime) -> str:
@@ -108,7 +122,7 @@ def explain_collective(known: CollectiveTime) -> str:
     >>> topology = Topology(16, 8)
     >>> known = collective_time(chip("Ascend910B2"), topology, Collective.ALL_REDUCE, 1 << 20, range(16))
     >>> print(explain_collective(known).splitlines()[0])
-    pipeline with nhr, 45.6 us: 2 servers with up to 8 ranks each, all_reduce of 1048576 bytes a rank
+    hierarchical with nhr, 62.4 us: 2 servers with 8 ranks each, all_reduce of 1048576 bytes a rank
     """
     lines = [f"{known.algorithm}, {known.time_ns / 1e3:.1f} us: {known.why}"]
     lines += [f"  {one.name}: {one.time_ns / 1e3:.1f} us" for one in known.candidates]
@@ -126,20 +140,34 @@ def _flat(
     usable = [*own, *others] if collective == Collective.ALL_TO_ALL else [n for n in (*own, *others) if n != "pairwise"]
     phases = PHASES[collective]
     return {
-        ("" if name in own else "not considered: ") + name: float(FORMS[name](level, phases, float(nbytes), ranks))
-        for name in usable
+        ("" if name in own else "not considered: ") + name: FORMS[name](level, phases, nbytes, ranks) for name in usable
     }
 
 
-def _levels(chip: ChipSpec, collective: Collective, nbytes: float, ranks: int, servers: int) -> dict[str, float]:
-    """Return the times of what goes inside and across servers: each card carries a share of n / ranks outside."""
-    inside = min(_considered(_flat(inside_server(chip), INSIDE, collective, nbytes, ranks)).values())
-    ways = {}
-    share = nbytes if collective == Collective.ALL_TO_ALL else nbytes / ranks
-    for name, across in _considered(_flat(across_servers(chip), {"line": ACROSS}, collective, share, servers)).items():
-        ways[f"hierarchical with {name}"] = float(hierarchical_ns(inside, across))
-        if nbytes >= float(chip["collective_chunk_bytes"]) / 8:
-            ways[f"pipeline with {name}"] = float(pipeline_ns(inside, across, PIECES))
+def _levels(chip: ChipSpec, collective: Collective, nbytes: float, sizes: Sequence[int]) -> dict[str, float]:
+    """Return the times of what goes inside and across servers, given the number of ranks in each.
+
+    The slowest server holds up the others inside; across, each card carries n / ranks of its own server, so that those
+    of the server with the fewest ranks carry most.
+    """
+    level, ways = inside_server(chip), {}
+
+    def inside_ns(moved: float) -> float:
+        return max(
+            min(_considered(_flat(level, INSIDE, collective, moved, ranks)).values()) if ranks > 1 else 0.0
+            for ranks in set(sizes)
+        )
+
+    share = 1 if collective == Collective.ALL_TO_ALL else min(sizes)
+    outside = across_servers(chip)
+    whole, latency = (
+        _considered(_flat(outside, {"line": ACROSS}, collective, moved / share, len(sizes))) for moved in (nbytes, 0.0)
+    )
+    inside, inside_latency = inside_ns(nbytes), inside_ns(0.0)
+    for name, across in whole.items():
+        ways[f"hierarchical with {name}"] = hierarchical_ns(inside, across)
+        times = (inside, inside_latency), (across, latency[name])
+        ways[f"pipeline with {name}"] = pipeline_ns(*times, PIECES)
     return ways
 
 
@@ -150,11 +178,8 @@ def _considered(ways: dict[str, float]) -> dict[str, float]:
     return {name: time for name, time in ways.items() if not name.startswith("not considered")}
 
 
-def _choose(
-    ways: dict[str, float], algorithm: str | None, collective: Collective, where: str, nbytes: float
-) -> CollectiveTime:
+def _choose(ways: dict[str, float], empty: dict[str, float], algorithm: str | None, what: str) -> CollectiveTime:
     candidates = tuple(sorted((Candidate(*way) for way in ways.items()), key=lambda one: one.time_ns))
-    what = f"{where}, {collective.value} of {nbytes:.0f} bytes a rank"
     usable = _considered(ways)
     if algorithm is not None:
         usable = {name: time for name, time in ways.items() if algorithm in name.removeprefix("not considered: ")}
@@ -162,14 +187,25 @@ def _choose(
         if not usable:
             raise ValueError(f"algorithm = {algorithm!r}: does not fit {what}; there are {', '.join(ways)}")
     name = min(usable, key=lambda one: usable[one])
-    return CollectiveTime(usable[name], name.removeprefix("not considered: "), candidates, what)
+    return CollectiveTime(usable[name], empty[name], name.removeprefix("not considered: "), candidates, what)
 
 
 def _send_recv(chip: ChipSpec, topology: Topology, nbytes: float, cards: Sequence[int]) -> CollectiveTime:
-    """Two cards exchange; of more, each sends to the next one, and the slowest path counts."""
-    pairs = list(zip(cards, [*cards[1:], cards[0]], strict=True))[: len(cards) if len(cards) > 2 else 1]
-    paths = sorted({topology.path(chip, *pair) for pair in pairs})
-    times = {path: float(links.copy_between_ns(chip, float(nbytes), path)) for path in paths}
-    slowest = max(paths, key=lambda path: times[path])
-    time = times[slowest] + float(chip["collective_step_ns"])
-    return CollectiveTime(time, "copy", (Candidate("copy", time),), f"{nbytes:.0f} bytes over a {slowest} path")
+    """Two cards exchange; of more, each sends to the next one."""
+    return send_time(chip, topology, nbytes, list(zip(cards, [*cards[1:], cards[0]], strict=True)))
+
+
+def send_time(chip: ChipSpec, topology: Topology, nbytes: float, routes: Sequence[tuple[int, int]]) -> CollectiveTime:
+    """Return how long sends between cards take that go on at once, ``routes`` (from card, to card): the slowest counts.
+
+    Raises:
+      ValueError: There is no such card, or one sends to itself.
+    """
+    paths = sorted({topology.path(chip, *route) for route in routes})
+    step = float(chip["collective_step_ns"])
+    with jax.ensure_compile_time_eval():  # concrete numbers also while a program is traced
+        times = {path: float(links.copy_between_ns(chip, float(nbytes), path)) + step for path in paths}
+        slowest = max(paths, key=lambda path: times[path])
+        latency = float(links.path_latency_ns(chip, slowest)) + step
+    candidates = (Candidate("copy", times[slowest]),)
+    return CollectiveTime(times[slowest], latency, "copy", candidates, f"{nbytes:.0f} bytes over a {slowest} path")

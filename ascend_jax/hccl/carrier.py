@@ -1,17 +1,23 @@
 """Carriers: how a function of one card, written against the axis name ``card``, runs on all of them.
 
-``vmap`` puts any number of cards on one XLA device; ``shard_map`` and ``pmap`` put one card on each device. The same
-function gives the same bits on all three. ``pmap`` is ``jit(shard_map)`` in JAX now; it is kept as the classic name.
+``vmap`` puts any number of cards on one XLA device; ``shard_map`` and ``pmap`` put one card on each device. Card verbs,
+collectives and simulated times are the same bits on all three. What a function computes besides is compiled for its
+carrier: products of matrices may differ in the last bits. ``pmap`` is ``jit(shard_map)`` in JAX now; it is kept as the
+classic name.
 """
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-AXIS = "card"
+from ascend_jax.runtime.coupling import AXIS
+
 CARRIERS = ("pmap", "shard_map", "vmap")
 
 
@@ -49,11 +55,13 @@ def choose_carrier(cards: int, carrier: str | None = None) -> CarrierChoice:
     """Return the carrier for so many cards; without a wish, ``vmap``.
 
     Raises:
-      ValueError: No such carrier, or one that needs a device for each card where there are fewer.
+      ValueError: No number of cards, no such carrier, or one that needs a device for each card where there are fewer.
 
     >>> choose_carrier(1000).name
     'vmap'
     """
+    if isinstance(cards, bool) or not isinstance(cards, int | np.integer) or cards < 1:
+        raise ValueError(f"cards = {cards!r}: must be an integer of at least 1")
     if carrier is not None and carrier not in CARRIERS:
         raise ValueError(f"carrier = {carrier!r}: must be one of {', '.join(CARRIERS)}")
     devices = len(jax.devices())
@@ -75,16 +83,44 @@ def carry(function: Callable[..., Any], cards: int, carrier: str | None = None) 
 
     Raises:
       ValueError: As :func:`choose_carrier`, or an argument has another leading axis.
+      TypeError: ``function`` cannot be called.
 
     >>> import jax.numpy as jnp
     >>> carry(lambda x: x + jax.lax.psum(x, "card"), 3)(jnp.arange(3)).tolist()
     [3, 4, 5]
     """
-    return _carry(function, int(cards), choose_carrier(cards, carrier).name)
+    if not callable(function):
+        raise TypeError(f"function = {function!r}: must be a function of one card's arrays")
+    return carry_knowing(function, int(cards), choose_carrier(cards, carrier).name, frozenset())
+
+
+_destroyed: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("destroyed", default=frozenset())
+
+
+def is_destroyed(number: int) -> bool:
+    """Return whether the program that is being traced runs on a cluster where this communicator was destroyed."""
+    return number in _destroyed.get()
+
+
+@contextlib.contextmanager
+def knowing(destroyed: frozenset[int]) -> Iterator[None]:
+    """Let programs that run or are traced in here know which communicators of their cluster were destroyed."""
+    token = _destroyed.set(destroyed)
+    try:
+        yield
+    finally:
+        _destroyed.reset(token)
 
 
 @functools.lru_cache(maxsize=64)
-def _carry(function: Callable[..., Any], cards: int, carrier: str) -> Callable[..., Any]:
+def carry_knowing(plain: Callable[..., Any], cards: int, carrier: str, destroyed: frozenset[int]) -> Callable[..., Any]:
+    """As :func:`carry`, for a cluster some of whose communicators were destroyed."""
+
+    @functools.wraps(plain)
+    def function(*args: Any) -> Any:
+        with knowing(destroyed):
+            return plain(*args)
+
     if carrier == "vmap":
         every = jax.jit(jax.vmap(function, axis_name=AXIS, axis_size=cards))
     elif carrier == "pmap":
@@ -99,12 +135,14 @@ def _carry(function: Callable[..., Any], cards: int, carrier: str) -> Callable[.
         # unchecked, as under pmap: loops of a card start from constants, which do not vary with the card
         every = jax.jit(jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
 
-    @functools.wraps(function)
+    @functools.wraps(plain)
     def call(*args: Any) -> Any:
-        for leaf in jax.tree.leaves(args):
-            if not getattr(leaf, "shape", ()) or leaf.shape[0] != cards:
-                shape = list(getattr(leaf, "shape", ()))
-                raise ValueError(f"an argument has shape {shape}: its first axis must be the {cards} cards")
+        for number, arg in enumerate(args):
+            for leaf in jax.tree.leaves(arg):
+                shape = np.shape(leaf)
+                if not shape or shape[0] != cards:
+                    rule = f"its first axis must be the {cards} cards"
+                    raise ValueError(f"argument {number} has shape {list(shape)}: {rule}")
         return every(*args)
 
     return call

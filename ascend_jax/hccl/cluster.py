@@ -1,5 +1,6 @@
 """``Cluster``: the cards of one or more servers as one stacked ``CardState``, and what runs on all of them."""
 
+import contextvars
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,11 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from ascend_jax.chip.spec import ChipSpec
-from ascend_jax.hccl.carrier import CarrierChoice, carry, choose_carrier
-from ascend_jax.hccl.communicator import CommConfig, Communicator, comm_world
-from ascend_jax.hccl.results import HcclError, HcclResult
+from ascend_jax.hccl.carrier import AXIS, CarrierChoice, carry_knowing, choose_carrier, knowing
 from ascend_jax.hccl.topology import Topology, default_topology
 from ascend_jax.runtime.state import CardState, init
 
@@ -24,9 +24,7 @@ class Cluster:
     cards: CardState  # leaves [C, ...]
     topology: Topology = dataclasses.field(metadata={"static": True})
     carrier: str = dataclasses.field(metadata={"static": True})
-    freed: tuple[str, ...] = dataclasses.field(
-        default=(), metadata={"static": True}
-    )  # names of destroyed communicators
+    destroyed: frozenset[int] = dataclasses.field(default=frozenset(), metadata={"static": True})  # communicators
 
     @property
     def size(self) -> int:
@@ -39,13 +37,13 @@ class Cluster:
         return choose_carrier(self.size, self.carrier)
 
     def card(self, number: int) -> CardState:
-        """Return one card alone, to look at.
+        """Return one card alone, to look at: collectives of its streams never go on there.
 
         Raises:
           ValueError: There is no such card.
         """
         self.topology.server_of(number)
-        return jax.tree.map(lambda leaf: leaf[number], self.cards)
+        return dataclasses.replace(jax.tree.map(lambda leaf: leaf[number], self.cards), coupling=None)
 
     def on(self, carrier: str) -> "Cluster":
         """Return the same cluster on another carrier.
@@ -98,12 +96,13 @@ def cluster(
     topology = topology or default_topology(specs[0], int(count))
     if topology.cards != count:
         raise ValueError(f"topology has {topology.cards} cards, the cluster {count}")
+    choice = choose_carrier(int(count), carrier)
     least = min(specs, key=lambda one: float(one["hbm_bytes"]))
     init(least, **options)  # checks sizes against the card that has least; under vmap they cannot be seen
     values = jnp.stack([jnp.asarray(one.values) for one in specs])
     sheets = dataclasses.replace(specs[0], values=values)
     stacked = jax.vmap(lambda one: init(one, **options))(sheets)
-    return Cluster(stacked, topology, choose_carrier(int(count), carrier).name)
+    return Cluster(stacked, topology, choice.name)
 
 
 def on_cards(cluster: Cluster, program: Callable[..., Any], *args: Any) -> tuple[Cluster, Any]:
@@ -129,44 +128,50 @@ def on_cards(cluster: Cluster, program: Callable[..., Any], *args: Any) -> tuple
     >>> on_cards(two, program)[1].tolist()
     [100, 200]
     """
-    cards, out = carry(program, cluster.size, cluster.carrier)(cluster.cards, *args)
+    carrier = choose_carrier(cluster.size, cluster.carrier).name
+    every = carry_knowing(program, cluster.size, carrier, cluster.destroyed)
+    cards, out = every(cluster.cards, *args)
     return dataclasses.replace(cluster, cards=cards), out
 
 
-def comm_init_all(
-    cluster: Cluster, devices: Sequence[int] | None = None, config: CommConfig | None = None
-) -> Communicator:
-    """Return a communicator of the given cards, rank by position (``HcclCommInitAll``).
+def on_card(cluster: Cluster, number: int, program: Callable[..., Any], *args: Any) -> tuple[Cluster, Any]:
+    """Run ``program(card, *args) -> card, out`` on one card only, as a rank that does something of its own.
+
+    What blocks the host belongs in :func:`on_cards`: a card that waits alone cannot know when the others come.
 
     Raises:
-      HcclError: PARA: a card twice, or out of range; MEMORY: its buffers do not fit a card's memory.
+      ValueError: There is no such card; the program waits although the cluster has communicators.
     """
-    config = config or CommConfig()
-    members = tuple(range(cluster.size)) if devices is None else tuple(int(device) for device in devices)
-    comm = Communicator(cluster.size, (members,), config) if devices is not None else comm_world(cluster.size, config)
-    for rank, card in enumerate(members):
-        has = float(cluster.cards.chip["hbm_bytes"][card])
-        if comm.memory_bytes > has:
-            sizes = f"2 x {config.buffer_mb} MB do not fit the {has / 2**20:.0f} MB of card {card}"
-            raise HcclError(HcclResult.MEMORY, f"buffers of {sizes}; use a smaller buffer_mb", rank=rank)
-    return comm
+    cluster.topology.server_of(number)
+    token = _alone.set(number)
+    try:
+        with knowing(cluster.destroyed):
+            card, out = program(jax.tree.map(lambda leaf: leaf[number], cluster.cards), *args)
+    finally:
+        _alone.reset(token)
+    cards = dataclasses.replace(cluster.cards, kernels=card.kernels, coupling=card.coupling)
+    cards = jax.tree.map(lambda all_of, one: all_of.at[number].set(one), cards, card)
+    return dataclasses.replace(cluster, cards=cards), out
 
 
-def comm_destroy(cluster: Cluster, comm: Communicator) -> Cluster:
-    """Return the cluster without a communicator (``HcclCommDestroy``).
+_alone: contextvars.ContextVar[int | None] = contextvars.ContextVar("alone", default=None)
+
+
+def lone_card() -> int | None:
+    """Return the card whose program :func:`on_card` runs, or None."""
+    return _alone.get()
+
+
+def card_number() -> jax.Array:
+    """Return the number of the card that a program runs on, int32; in :func:`on_cards` and :func:`on_card`.
 
     Raises:
-      HcclError: NOT_FOUND: it was destroyed before.
+      ValueError: Neither of them runs the program.
     """
-    check_alive(cluster, comm)
-    return dataclasses.replace(cluster, freed=(*cluster.freed, comm.name))
-
-
-def check_alive(cluster: Cluster, comm: Communicator) -> None:
-    """Refuse a communicator that was destroyed.
-
-    Raises:
-      HcclError: NOT_FOUND.
-    """
-    if comm.name in cluster.freed:
-        raise HcclError(HcclResult.NOT_FOUND, f"communicator {comm.name} was destroyed; create another one")
+    number = _alone.get()
+    if number is not None:
+        return jnp.int32(number)
+    try:
+        return lax.axis_index(AXIS)
+    except NameError:
+        raise ValueError("no card has a number here: run the program by hccl.on_cards or hccl.on_card") from None

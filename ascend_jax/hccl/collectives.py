@@ -1,6 +1,7 @@
 """The collectives of HCCL on arrays, under the axis name ``card``: every carrier runs them.
 
-They change no card and take no time: :mod:`ascend_jax.hccl.schedule` has the times. All are pure functions of one
+They change no card and take no time: :func:`ascend_jax.hccl.collective_time` and plans have the times, and
+:mod:`ascend_jax.hccl.verbs` queues collectives on the streams of cards. All are pure functions of one
 card's buffers. Data of any type moves; 64-bit integers, which JAX has only in its 64-bit mode, go as bytes
 (:func:`all_reduce_bytes`).
 """
@@ -61,7 +62,7 @@ def reduce(x: jax.Array, comm: Communicator, op: ReduceOp, root: int, *, order: 
     Raises:
       HcclError: PARA for the root, NOT_SUPPORT as :func:`all_reduce`.
     """
-    _check_root(comm, root)
+    comm.check_rank(root, "root")
     total = all_reduce(x, comm, op, order=order)
     return jnp.where(my_rank(comm) == root, total, x)
 
@@ -91,7 +92,7 @@ def broadcast(x: jax.Array, comm: Communicator, root: int) -> jax.Array:
     Raises:
       HcclError: PARA: no such rank.
     """
-    _check_root(comm, root)
+    comm.check_rank(root, "root")
     return if_member(comm, gather_group(x, comm)[root], x)
 
 
@@ -101,7 +102,7 @@ def scatter(x: jax.Array, comm: Communicator, root: int) -> jax.Array:
     Raises:
       HcclError: PARA: no such rank, or the first axis does not divide by the ranks.
     """
-    _check_root(comm, root)
+    comm.check_rank(root, "root")
     share = _share(x, comm)
     return _piece_of_member(gather_group(x, comm)[root], comm, share)
 
@@ -142,9 +143,12 @@ def all_to_all_v(
     Raises:
       HcclError: PARA: no square matrix, a negative count, or a piece outside a buffer; names the ranks.
     """
-    table = _checked_counts(counts, comm)
-    sends = _displacements(table, send_displs)
-    lands = _displacements(table.T, recv_displs)
+    if x.ndim != 1 or (recv is not None and (recv.ndim != 1 or recv.dtype != x.dtype)):
+        shape = "none" if recv is None else f"{recv.dtype}{list(recv.shape)}"
+        raise HcclError(HcclResult.PARA, f"buffers {x.dtype}{list(x.shape)} and {shape}: must be [n], of one data type")
+    table = checked_counts(counts, comm)
+    sends = displacements("send_displs", table, send_displs, comm)
+    lands = displacements("recv_displs", table.T, recv_displs, comm)
     if recv is None:
         recv = jnp.zeros(max(int(table.sum(0).max()), 1), x.dtype)
     source = np.full((comm.size, recv.shape[0]), -1, np.int64)
@@ -176,7 +180,7 @@ def send_recv(x: jax.Array, comm: Communicator, pairs: Sequence[tuple[int, int]]
     """
     for source, target in pairs:
         for rank in (source, target):
-            _check_rank(comm, rank)
+            comm.check_rank(rank)
         if source == target:
             raise HcclError(HcclResult.PARA, "sends to itself", rank=source)
     targets = [target for _, target in pairs]
@@ -238,16 +242,6 @@ def _whole(routes: list[tuple[int, int]], cards: int) -> list[tuple[int, int]]:
     return [*routes, *zip(*others, strict=True)]
 
 
-def _check_rank(comm: Communicator, rank: int) -> None:
-    if not 0 <= rank < comm.size:
-        raise HcclError(HcclResult.PARA, f"communicator {comm.name} has ranks 0 to {comm.size - 1}", rank=rank)
-
-
-def _check_root(comm: Communicator, root: int) -> None:
-    if not 0 <= root < comm.size:
-        raise HcclError(HcclResult.PARA, f"root = {root}: communicator {comm.name} has ranks 0 to {comm.size - 1}")
-
-
 def _share(x: jax.Array, comm: Communicator) -> int:
     length = x.shape[0] if x.ndim else 0
     if x.ndim == 0 or length % comm.size:
@@ -264,15 +258,39 @@ def _piece(x: jax.Array, rank: jax.Array, share: int) -> jax.Array:
     return lax.dynamic_slice_in_dim(x, jnp.maximum(rank, 0) * share, share)
 
 
-def _checked_counts(counts: Sequence[Sequence[int]], comm: Communicator) -> np.ndarray:
-    table = np.asarray(counts, np.int64)
-    if table.shape != (comm.size, comm.size):
-        raise HcclError(HcclResult.PARA, f"counts has shape {list(table.shape)}: must be [{comm.size}, {comm.size}]")
+def checked_counts(counts: Sequence[Sequence[int]], comm: Communicator) -> np.ndarray:
+    """Return how much rank i sends to rank j as an array, or refuse it.
+
+    Raises:
+      HcclError: PARA: no square table of whole numbers of at least 0; names the rank.
+    """
+    table = _whole_table("counts", counts, comm)
     if (table < 0).any():
         i, j = np.argwhere(table < 0)[0]
         raise HcclError(HcclResult.PARA, f"count = {table[i, j]} for rank {j}: must be at least 0", rank=int(i))
     return table
 
 
-def _displacements(table: np.ndarray, given: Sequence[Sequence[int]] | None) -> np.ndarray:
-    return np.cumsum(table, 1) - table if given is None else np.asarray(given, np.int64)
+def _whole_table(name: str, given: Sequence[Sequence[int]], comm: Communicator) -> np.ndarray:
+    """Return [ranks][ranks] integers as an array, or refuse them."""
+    lengths = [len(row) if isinstance(row, Sequence | np.ndarray) else None for row in given]
+    if len(lengths) != comm.size or any(length != comm.size for length in lengths):
+        raise HcclError(
+            HcclResult.PARA, f"{name} has {len(lengths)} rows of {lengths}: must be [{comm.size}, {comm.size}]"
+        )
+    for rank, row in enumerate(given):
+        for value in row:
+            if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+                raise HcclError(HcclResult.PARA, f"{name} has {value!r}: must be whole numbers", rank=rank)
+    return np.asarray(given, np.int64)
+
+
+def displacements(
+    name: str, table: np.ndarray, given: Sequence[Sequence[int]] | None, comm: Communicator
+) -> np.ndarray:
+    """Return where the pieces of a table of counts begin: one after another unless it is ``given``.
+
+    Raises:
+      HcclError: PARA: no square table of whole numbers; names the rank.
+    """
+    return np.cumsum(table, 1) - table if given is None else _whole_table(name, given, comm)

@@ -3,7 +3,11 @@
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
+from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.hccl.results import HcclError, HcclResult
+from ascend_jax.hccl.topology import Topology
 
 DEFAULT_BUFFER_MB = 200  # HCCL_BUFFSIZE; a communicator takes twice as much HBM
 MAX_NAME_BYTES = 128
@@ -22,6 +26,10 @@ class CommConfig:
     connect_timeout_s: int = CONNECT_TIMEOUT_S
 
     def __post_init__(self) -> None:
+        for field in ("buffer_mb", "exec_timeout_s", "connect_timeout_s"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise HcclError(HcclResult.PARA, f"{field} = {value!r}: must be an integer")
         if self.buffer_mb < 1:
             raise HcclError(HcclResult.PARA, f"buffer_mb = {self.buffer_mb}: must be at least 1")
         if len(self.name.encode()) > MAX_NAME_BYTES:
@@ -30,6 +38,21 @@ class CommConfig:
             raise HcclError(HcclResult.PARA, f"exec_timeout_s = {self.exec_timeout_s}: must be at least 0")
         if not 120 <= self.connect_timeout_s <= 7200:
             raise HcclError(HcclResult.PARA, f"connect_timeout_s = {self.connect_timeout_s}: must be 120 to 7200")
+
+
+@dataclasses.dataclass(frozen=True)
+class Home:
+    """The cluster on which a communicator was created. Plain data, so that it can be compared and hashed."""
+
+    number: int  # of the communicator there; each has its own, also after others were destroyed
+    topology: Topology
+    sheets: tuple[tuple[str, str, str, bytes], ...]  # its different chips: name, family, calibration, float32 values
+    parent: int | None = None  # number of the communicator whose pairs of ranks it joins
+
+    @property
+    def chips(self) -> tuple[ChipSpec, ...]:
+        """Its different chips."""
+        return tuple(ChipSpec(np.frombuffer(values, np.float32), *names) for *names, values in self.sheets)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +68,7 @@ class Communicator:
     cards: int  # of the cluster
     groups: tuple[tuple[int, ...], ...]
     config: CommConfig = dataclasses.field(default_factory=CommConfig)
+    home: Home | None = None  # None: only described; arrays and plans need no more, streams of cards do
 
     def __post_init__(self) -> None:
         check_groups(self.cards, self.groups)
@@ -75,6 +99,19 @@ class Communicator:
                 return group.index(card)
         raise HcclError(HcclResult.NOT_FOUND, f"card {card} has no rank in communicator {self.name}")
 
+    def check_rank(self, rank: object, name: str = "rank") -> None:
+        """Refuse what is no rank of it.
+
+        Raises:
+          HcclError: PARA.
+        """
+        rule = f"the communicator has ranks 0 to {self.size - 1}"
+        if isinstance(rank, bool) or not isinstance(rank, int | np.integer):
+            raise HcclError(HcclResult.PARA, f"{name} = {rank!r}: {rule}")
+        if not 0 <= rank < self.size:
+            number = int(rank) if name == "rank" else None
+            raise HcclError(HcclResult.PARA, rule if name == "rank" else f"{name} = {rank}: {rule}", rank=number)
+
     def sub(self, ranks: Sequence[int], *, name: str = "") -> "Communicator":
         """Return a communicator of some of the ranks (``HcclCreateSubCommConfig``).
 
@@ -82,8 +119,7 @@ class Communicator:
           HcclError: PARA: a rank is missing, out of range or given twice.
         """
         for rank in ranks:
-            if not 0 <= rank < self.size:
-                raise HcclError(HcclResult.PARA, f"the communicator has ranks 0 to {self.size - 1}", rank=rank)
+            self.check_rank(rank)
         groups = tuple(tuple(group[rank] for rank in ranks) for group in self.groups)
         return Communicator(self.cards, groups, dataclasses.replace(self.config, name=name))
 
@@ -116,6 +152,8 @@ def check_groups(cards: int, groups: Sequence[Sequence[int]]) -> None:
         if len(group) != len(groups[0]):
             raise HcclError(HcclResult.PARA, f"groups of {len(groups[0])} and {len(group)} ranks: must be of one size")
         for rank, card in enumerate(group):
+            if isinstance(card, bool) or not isinstance(card, int | np.integer):
+                raise HcclError(HcclResult.PARA, f"card {card!r}: must be an integer", rank=rank)
             if not 0 <= card < cards:
                 raise HcclError(HcclResult.PARA, f"card {card}: the cluster has cards 0 to {cards - 1}", rank=rank)
             if card in seen:

@@ -118,13 +118,13 @@ def data_type(dtype: Any) -> DataType:
     return _NAMES[name]
 
 
-def check_reduction(dtype: DataType, op: ReduceOp) -> None:
+def check_reduction(dtype: DataType, op: object) -> None:
     """Refuse what HCCL does not reduce on Atlas A2.
 
     Raises:
       HcclError: NOT_SUPPORT for the type, or for PROD of int16 and bfloat16; PARA for an unknown operation.
     """
-    if op not in set(ReduceOp):
+    if isinstance(op, bool) or not isinstance(op, int) or op not in set(ReduceOp):
         raise HcclError(HcclResult.PARA, f"op = {op!r}: HcclReduceOp has SUM 0, PROD 1, MAX 2, MIN 3")
     if dtype not in REDUCIBLE:
         names = ", ".join(one.name for one in REDUCIBLE)

@@ -7,17 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ascend_jax.hccl.carrier import AXIS
+from ascend_jax.hccl.carrier import AXIS, is_destroyed
 from ascend_jax.hccl.communicator import Communicator
 from ascend_jax.hccl.results import HcclError, HcclResult
 
 
 def check_cards(comm: Communicator, cards: int) -> None:
-    """Refuse a communicator that was made for another number of cards than there are.
+    """Refuse a communicator that was made for another number of cards than there are, or was destroyed.
 
     Raises:
-      HcclError: PARA.
+      HcclError: PARA, NOT_FOUND.
     """
+    if comm.home is not None and is_destroyed(comm.home.number):
+        raise HcclError(HcclResult.NOT_FOUND, f"communicator {comm.name} was destroyed; create another one")
     if comm.cards != cards:
         raise HcclError(HcclResult.PARA, f"communicator {comm.name} is for {comm.cards} cards: {cards} cards run")
 

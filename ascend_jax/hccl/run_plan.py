@@ -1,17 +1,14 @@
-"""Running a plan: when every step of every card starts and ends, and who waits for whom."""
+"""Running a plan: when every step of every card starts and ends."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
-from ascend_jax.hccl.communicator import Communicator
-from ascend_jax.hccl.mismatch import calls_of
 from ascend_jax.hccl.plan import Plan
-from ascend_jax.hccl.root_info import CONNECT_EXTRA_S
-from ascend_jax.hccl.steps import Call, Work
-from ascend_jax.hccl.timeouts import exec_timeout_s
+from ascend_jax.hccl.steps import Step, Work
 from ascend_jax.runtime.clock import to_ns
 from ascend_jax.runtime.layout import NONE, Phase
 from ascend_jax.runtime.simulate import simulate
@@ -33,13 +30,20 @@ class PlanTimes:
         """End of the last row that ended."""
         return int(self.end_ns.max())
 
+    def span_ns(self, card: int, number: int) -> tuple[int, int]:
+        """Return start and end of a step; NONE for what never came. A collective ends once all ranks are through."""
+        rows = self.plan.rows_of(card)
+        return int(self.start_ns[card, rows.task_of[number]]), int(self.end_ns[card, rows.end_of[number]])
+
     def steps(self, card: int) -> list[dict[str, Any]]:
         """Return each step of a card as a row of ``insight.Timeline.from_rows``."""
         rows = []
-        for number, (step, row) in enumerate(zip(self.plan.steps_of(card), self.plan.rows_of(card), strict=True)):
-            start, end = int(self.start_ns[card, row]), int(self.end_ns[card, row])
+        layout = self.plan.rows_of(card)
+        for number, step in enumerate(self.plan.steps_of(card)):
+            row = layout.task_of[number]
+            start, end = self.span_ns(card, number)
             entry = {
-                "name": step.name if isinstance(step, Work) else step.title,
+                "name": step.title,
                 "command": number,
                 "stream": step.stream,
                 "ready_ns": _none(int(self.ready_ns[card, row])),
@@ -53,29 +57,28 @@ class PlanTimes:
 
     def busy_ns(self, card: int) -> int:
         """Return the time that the kernels of a card, without collectives, take."""
-        pairs = zip(self.plan.steps_of(card), self.plan.rows_of(card), strict=True)
-        rows = [row for step, row in pairs if isinstance(step, Work)]
-        return int((self.end_ns[card, rows] - self.start_ns[card, rows]).sum())
+        return sum(end - start for start, end in self._spans(card, lambda step: isinstance(step, Work)))
+
+    def communication_ns(self, card: int) -> int:
+        """Return the time that the collectives of a card take once all ranks are there."""
+        return sum(end - start for start, end in self._spans(card, lambda step: not isinstance(step, Work)))
 
     def exposed_ns(self, card: int) -> int:
         """Return the time in which a card computes nothing, up to its own end: communication that is not hidden."""
-        return int(self.end_ns[card].max()) - _union(self, card)
+        total, reached = 0, 0
+        for start, end in sorted(self._spans(card, lambda step: isinstance(step, Work))):
+            total += max(0, end - max(start, reached))
+            reached = max(reached, end)
+        return int(self.end_ns[card].max()) - total
+
+    def _spans(self, card: int, is_wanted: Callable[[Step], bool]) -> list[tuple[int, int]]:
+        """Return start and end of those steps that ended."""
+        steps = [number for number, step in enumerate(self.plan.steps_of(card)) if is_wanted(step)]
+        return [span for span in (self.span_ns(card, number) for number in steps) if span[1] != NONE]
 
 
 def _none(time: int) -> int | None:
     return None if time == NONE else time
-
-
-def _union(times: PlanTimes, card: int) -> int:
-    pairs = zip(times.plan.steps_of(card), times.plan.rows_of(card), strict=True)
-    spans = sorted(
-        (int(times.start_ns[card, row]), int(times.end_ns[card, row])) for step, row in pairs if isinstance(step, Work)
-    )
-    total, reached = 0, 0
-    for start, end in spans:
-        total += max(0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
 
 
 def run_plan(plan: Plan) -> PlanTimes:
@@ -92,47 +95,3 @@ def run_plan(plan: Plan) -> PlanTimes:
     has_ended = np.isin(found.phase, (Phase.DONE, Phase.FAULTED, Phase.EXPIRED))
     ready, start, end = (np.where(has_ended, to_ns(*time), NONE) for time in (found.ready, found.start, found.end))
     return PlanTimes(plan, ready, start, end, found.phase, found.code)
-
-
-def explain_plan(times: PlanTimes) -> list[str]:
-    """Return what went wrong between the ranks, a line each; empty if nothing did.
-
-    A call that does not agree is HCCL_E_PARA (EI0005), a rank that never comes HCCL_E_TIMEOUT: EI0006 for the first
-    call of a communicator, which links up, EI0002 for later ones.
-    """
-    plan = times.plan
-    lines = [str(wrong) for wrong in plan.mismatches]
-    comms = {step.comm: None for card in range(plan.cards) for step in plan.steps_of(card) if isinstance(step, Call)}
-    for comm in comms if len(plan.steps) > 1 else ():
-        for group in comm.groups:
-            calls = {card: calls_of(plan.steps_of(card), comm) for card in group}
-            most = max(map(len, calls.values()))
-            for number in range(most):
-                line = _missing(times, comm, group, calls, number)
-                if line is not None:
-                    lines.append(line)
-                    break
-    return lines
-
-
-def _missing(
-    times: PlanTimes, comm: Communicator, group: tuple[int, ...], calls: dict[int, list[int]], number: int
-) -> str | None:
-    plan = times.plan
-    came = [card for card in group if len(calls[card]) > number]
-    missing = [group.index(card) for card in group if len(calls[card]) <= number]
-    if not missing:
-        return None
-    title = plan.steps_of(came[0])[calls[came[0]][number]]
-    assert isinstance(title, Call)
-    waiting = [group.index(card) for card in came]
-    config = comm.config
-    seconds = config.connect_timeout_s + CONNECT_EXTRA_S
-    if number:
-        seconds = exec_timeout_s(plan.chip, config.exec_timeout_s)
-    label = "EI0006" if number == 0 else "EI0002"
-    end = f"after {seconds} s" if seconds else "never: HCCL_EXEC_TIMEOUT is 0"
-    return (
-        f"HCCL_E_TIMEOUT (9) [{label}]: call {number} of {comm.name}, {title.title}: rank(s) {missing} do not call; "
-        f"rank(s) {waiting} wait for them and give up {end}"
-    )

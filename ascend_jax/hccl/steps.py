@@ -1,17 +1,33 @@
 """Steps of a card: what a host program enqueues on its streams, as data. Lists of them make a :class:`Plan`."""
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
 
+from ascend_jax.hccl.algorithm import ALGORITHMS
 from ascend_jax.hccl.communicator import Communicator
 from ascend_jax.hccl.cost.phases import Collective
 from ascend_jax.hccl.datatypes import DataType, ReduceOp, check_reduction, data_type, item_bytes
 from ascend_jax.hccl.results import HcclError, HcclResult
+from ascend_jax.runtime import callsite
 
 REDUCTIONS = (Collective.ALL_REDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER)
 ROOTED = (Collective.BROADCAST, Collective.REDUCE, Collective.SCATTER)
+
+
+def _check_whole(what: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        raise ValueError(f"{what} = {value!r}: must be an integer of at least 0")
+
+
+def _check_order(what: str, stream: object, after: object) -> None:
+    _check_whole(f"{what}: stream", stream)
+    if not isinstance(after, tuple | list):
+        raise ValueError(f"{what}: after = {after!r}: must be a tuple of numbers of steps")
+    for number in after:
+        _check_whole(f"{what}: after", number)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +41,25 @@ class Work:
     cube_cores: int = 0  # held all the time; 0: none, it runs beside everything
     vector_cores: int = 0
     hbm_bytes: float = 0.0  # moved to and from HBM, evenly over its time
+
+    def __post_init__(self) -> None:
+        each = np.asarray(self.duration_ns)
+        if each.ndim > 1 or not np.issubdtype(each.dtype, np.integer):
+            what = f"{each.dtype}{list(each.shape)}" if each.ndim else repr(self.duration_ns)
+            raise ValueError(f"work {self.name!r}: duration_ns = {what}: must be an integer, or one for each card")
+        if (each < 0).any():
+            card = f" of card {int(np.argmax(each < 0))}" if each.ndim else ""
+            raise ValueError(f"work {self.name!r}: duration_ns = {int(each.min())}{card}: must be at least 0")
+        for field in ("cube_cores", "vector_cores"):
+            _check_whole(f"work {self.name!r}: {field}", getattr(self, field))
+        if not (math.isfinite(self.hbm_bytes) and self.hbm_bytes >= 0):
+            raise ValueError(f"work {self.name!r}: hbm_bytes = {self.hbm_bytes}: must be at least 0 and finite")
+        _check_order(f"work {self.name!r}", self.stream, self.after)
+
+    @property
+    def title(self) -> str:
+        """Name in timelines and reports."""
+        return self.name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -45,17 +80,19 @@ class Call:
     after: tuple[int, ...] = ()
     algorithm: str | None = None
     name: str = ""
+    site: int | np.int32 = dataclasses.field(
+        default_factory=callsite.here
+    )  # where it was made, see ``runtime.callsite``
 
     def __post_init__(self) -> None:
-        kind = data_type(self.dtype)
-        if isinstance(self.count, bool) or not isinstance(self.count, int | np.integer) or self.count < 0:
-            raise HcclError(HcclResult.PARA, f"count = {self.count!r}: must be an integer of at least 0")
-        if self.collective in REDUCTIONS:
-            check_reduction(kind, self.op)
-        if self.collective in ROOTED and not 0 <= self.root < self.comm.size:
-            raise HcclError(
-                HcclResult.PARA, f"root = {self.root}: the communicator has ranks 0 to {self.comm.size - 1}"
-            )
+        if not isinstance(self.collective, Collective):
+            raise HcclError(HcclResult.PARA, f"collective = {self.collective!r}: must be one of hccl.Collective")
+        if not isinstance(self.comm, Communicator):
+            raise HcclError(HcclResult.PTR, f"comm = {self.comm!r}: must be a communicator")
+        check_call(self.collective, self.comm, self.count, self.dtype, self.op, self.root)
+        _check_order(f"call of {self.title}", self.stream, self.after)
+        if self.algorithm is not None and self.algorithm not in ALGORITHMS:
+            raise ValueError(f"algorithm = {self.algorithm!r}: must be one of {', '.join(ALGORITHMS)}")
 
     @property
     def title(self) -> str:
@@ -77,7 +114,26 @@ class Call:
             said["op"] = ReduceOp(self.op).name
         if self.collective in ROOTED:
             said["root"] = self.root
+        said["algorithm"] = self.algorithm or "the library's choice"
         return said
+
+
+def check_call(
+    collective: Collective, comm: Communicator, count: object, dtype: Any, op: object = ReduceOp.SUM, root: object = 0
+) -> DataType:
+    """Return HCCL's data type of a call, or refuse what no rank may ask for.
+
+    Raises:
+      HcclError: PARA: a count that is no integer of at least 0, no such root or operation; NOT_SUPPORT: the data type.
+    """
+    kind = data_type(dtype)
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
+        raise HcclError(HcclResult.PARA, f"count = {count!r}: must be an integer of at least 0")
+    if collective in REDUCTIONS:
+        check_reduction(kind, op)
+    if collective in ROOTED:
+        comm.check_rank(root, "root")
+    return kind
 
 
 Step = Work | Call

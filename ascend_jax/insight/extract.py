@@ -42,6 +42,7 @@ _KINDS = {
     Kind.CALLBACK: kinds.CALLBACK,
     Kind.CALLBACK_WAIT: kinds.CALLBACK_WAIT,
     Kind.RENDEZVOUS: kinds.RENDEZVOUS,
+    Kind.COLLECTIVE: kinds.COLLECTIVE,
 }
 _ENGINES = {Resource.H2D: "h2d", Resource.D2H: "d2h", Resource.D2D: "d2d"}
 _DIRECTIONS = {
@@ -189,7 +190,7 @@ def _cause(rows: Rows, wait: int, changes: Sequence[int]) -> int | None:
 
 def _name(card: CardState, fields: NDArray[np.int32], operands: NDArray[np.int32], engine: str) -> str:
     kind = Kind(fields[Field.KIND])
-    if kind == Kind.KERNEL:
+    if kind in (Kind.KERNEL, Kind.COLLECTIVE):
         index = fields[Field.KERNEL]
         return card.kernels[index].operator if 0 <= index < len(card.kernels) else f"kernel {index}"
     if kind == Kind.COPY:

@@ -5,14 +5,16 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ascend_jax.runtime import clock
 from ascend_jax.runtime.clock import Instant
+from ascend_jax.runtime.coupling import AXIS, Coupling, seated, with_mismatches
 from ascend_jax.runtime.drops import drop
-from ascend_jax.runtime.engine import capacity_of, orders_of, row_to_await, run
+from ascend_jax.runtime.engine import capacity_of, orders_of, row_to_await, run, run_stacked
 from ascend_jax.runtime.faults import result_codes
 from ascend_jax.runtime.handles import master_of
-from ascend_jax.runtime.heads import WORK, Head
+from ascend_jax.runtime.heads import WORK, Head, Orders
 from ascend_jax.runtime.lanes import Carry, Tables, is_reached
 from ascend_jax.runtime.layout import (
     FOREVER_HI,
@@ -54,8 +56,51 @@ class Ending(NamedTuple):
 def advance(card: CardState, goal: Goal) -> tuple[CardState, Ending]:
     """Simulate until the goal is reached, and take the host there; for a look, up to where the host stands.
 
-    A look sees every instant before the host's present, and what is over at the present.
+    A look sees every instant before the host's present, and what is over at the present. Cards of a cluster with
+    communicators are simulated together, each with its own goal, by every one of them: the call belongs in a program
+    that all of them run.
+
+    Raises:
+      ValueError: A card of a cluster with communicators is alone.
     """
+    if card.coupling is not None:
+        return _advance_together(card, goal, card.coupling)
+    lane = _prepare(card, goal, card.table.fields)
+    with jax.named_scope("engine"):
+        end = run(*lane)
+    return _conclude(card, goal, lane, end)
+
+
+def _advance_together(card: CardState, goal: Goal, coupling: Coupling) -> tuple[CardState, Ending]:
+    try:
+        mine = lax.axis_index(AXIS)
+    except NameError:
+        raise ValueError(
+            "a card whose collectives meet those of others is alone: let all cards wait together, with "
+            "ascend_jax.on_cards or ascend_jax.hccl.synchronize_stream"
+        ) from None
+    cards, goals = lax.all_gather((card, goal), AXIS)
+    fields = with_mismatches(coupling, cards.table.fields, cards.table.times)
+    cards = dataclasses.replace(cards, table=dataclasses.replace(cards.table, fields=fields))
+    lanes = jax.vmap(_prepare)(cards, goals, seated(coupling, fields))
+    with jax.named_scope("engine"):
+        is_batched = jax.tree.map(lambda _: True, tuple(lanes))
+        end = run_stacked(coupling.cards, is_batched, *lanes, coupling=coupling)
+    ended = jax.vmap(_conclude)(cards, goals, lanes, end)
+    return jax.tree.map(lambda leaf: get_row(leaf, mine), ended)
+
+
+class _Lane(NamedTuple):
+    """What a card is to the engine; arguments of :func:`ascend_jax.runtime.engine.run`."""
+
+    orders: Orders
+    tables: Tables
+    carry: Carry
+    is_fresh: jax.Array
+
+
+def _prepare(card: CardState, goal: Goal, fields: jax.Array) -> _Lane:
+    """Lay a card out as the one lane of a run, given its commands as the engine is to see them."""
     has_goal = jnp.asarray(goal.is_look) == 0
     host = Instant(card.clock[Clock.HOST_HI], card.clock[Clock.HOST_LO])
     timeout = Instant(jnp.asarray(goal.timeout_hi, jnp.int32), jnp.asarray(goal.timeout_lo, jnp.int32))
@@ -65,12 +110,17 @@ def advance(card: CardState, goal: Goal) -> tuple[CardState, Ending]:
         jnp.where(has_goal, jnp.where(is_endless, FOREVER_HI, until.hi), host.hi),
         jnp.where(has_goal, until.lo, host.lo),
     )
-    tables, start, is_fresh = _enter(card, goal, has_goal, limit)
-    with jax.named_scope("engine"):
-        end = run(orders_of(card.table.fields), tables, start, is_fresh)
+    return _Lane(orders_of(fields), *_enter(card, goal, has_goal, limit))
+
+
+def _conclude(card: CardState, goal: Goal, lane: _Lane, end: Carry) -> tuple[CardState, Ending]:
+    """Bring what a run has done back into the card, and take its host to the goal."""
+    host = Instant(card.clock[Clock.HOST_HI], card.clock[Clock.HOST_LO])
+    has_goal, limit = lane.tables.has_goal[0], Instant(lane.tables.limit.hi[0], lane.tables.limit.lo[0])
     card, now = _leave(card, end)
-    is_late = has_goal & ~clock.is_before(now, limit) & ~is_reached(tables, end)[0]
-    has_waited = has_goal & ~is_reached(tables, start)[0]
+    is_there = is_reached(lane.tables, end)[0]
+    is_late = has_goal & ~clock.is_before(now, limit) & ~is_there
+    has_waited = has_goal & ~is_reached(lane.tables, lane.carry)[0]
     there = clock.later(host, Instant(jnp.where(is_late, limit.hi, now.hi), jnp.where(is_late, limit.lo, now.lo)))
     words = {
         Clock.HOST_HI: jnp.where(has_waited, there.hi, host.hi),

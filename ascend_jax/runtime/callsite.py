@@ -7,6 +7,7 @@ number. The table that turns it back into text only ever grows and never changes
 import os
 import sys
 import zlib
+from types import FrameType
 
 import numpy as np
 
@@ -18,7 +19,7 @@ _text: dict[int, str] = {0: ""}
 def here() -> np.int32:
     """Return the site of the innermost caller outside this package."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and _is_inside(frame.f_code.co_filename):
+    while frame.f_back is not None and (_is_inside(frame.f_code.co_filename) or _is_generated(frame)):
         frame = frame.f_back
     folder, name = os.path.split(frame.f_code.co_filename)
     return intern(f"{os.path.basename(folder)}/{name}:{frame.f_lineno}")
@@ -26,6 +27,11 @@ def here() -> np.int32:
 
 def _is_inside(filename: str) -> bool:
     return filename.startswith(_PACKAGE) and not filename.startswith(_COMMANDS)
+
+
+def _is_generated(frame: FrameType) -> bool:
+    """Whether it is the constructor that ``dataclasses`` wrote for a class of this package."""
+    return frame.f_code.co_filename == "<string>" and frame.f_globals.get("__name__", "").startswith("ascend_jax.")
 
 
 def intern(text: str) -> np.int32:

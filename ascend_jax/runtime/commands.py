@@ -191,6 +191,69 @@ def _write_row(
     )
 
 
+def append(
+    card: CardState, columns: dict[Any, jax.Array], operands: jax.Array, slot: jax.Array, is_wanted: jax.Array
+) -> CardState:
+    """Return the card with n commands behind one another in the stream ``slot``, if they are wanted.
+
+    Their rows must be free, and the stream take them: see :func:`is_taken` and :func:`refusal`. It stops if one fails.
+
+    Args:
+      card: The card.
+      columns: Of ``Field``, int32 [n]; those not given are 0, or what every command has.
+      operands: int32 [n, P, len(Operand)].
+      slot: int32.
+      is_wanted: bool.
+    """
+    count, rows, first = operands.shape[0], card.table.rows, card.clock[Clock.ENQUEUED]
+    entry, fields = get_row(card.streams, slot), card.table.fields
+    number = first + jnp.arange(count, dtype=jnp.int32)
+    row = row_of(fields, number)
+    is_empty = entry[Stream.PENDING] == 0
+    after = jnp.where(is_empty, 0, get_row(fields, entry[Stream.LAST])[Field.POSITION] + 1)
+    faults = card.faults[None]
+    is_fault = faults[..., Fault.SEQUENCE] == number[:, None]
+    issue = host_now(card)
+    priority = jnp.where(card.chip["has_priorities"] > 0, entry[Stream.PRIORITY], 0)
+    every = {
+        Field.SEQUENCE: number,
+        Field.NEXT: jnp.append(row[1:], rows),
+        Field.POSITION: after + jnp.arange(count, dtype=jnp.int32),
+        Field.BLOCKS: 1,
+        Field.PRIORITY: priority,
+        Field.FAULT: jnp.where(is_fault, faults[..., Fault.CODE], 0).sum(1),
+        Field.REACH: jnp.where(is_fault, faults[..., Fault.REACH], 0).sum(1),
+        Field.ISSUE_HI: issue.hi,
+        Field.ISSUE_LO: issue.lo,
+        Field.THREAD: card.device[Device.THREAD],
+    } | columns
+    values = [jnp.broadcast_to(jnp.asarray(value, jnp.int32), (count,)) for value in every.values()]
+    place = dict(zip(map(int, every), values, strict=True))
+    zero = jnp.zeros(count, jnp.int32)
+    written = jnp.stack([place.get(column, zero) for column in range(layout.FIELDS)], axis=1)
+    times = with_entries(jnp.zeros((count, len(Time)), jnp.int32), {Time.PHASE: int(Phase.QUEUED)})
+    effects = jnp.full(count, int(Effect.NONE if card.has_values else Effect.PUBLISHED), jnp.int32)
+    behind = jnp.where(is_wanted & ~is_empty, entry[Stream.LAST], rows)
+    link = with_entries(get_row(fields, behind), {Field.NEXT: jnp.where(behind == rows, rows, row[0])})
+    table = dataclasses.replace(card.table, fields=put_row(fields, behind, link))
+    for n in range(count):
+        table = CommandTable(
+            put_if(is_wanted, table.fields, row[n], written[n]),
+            put_if(is_wanted, table.operands, row[n], operands[n]),
+            put_if(is_wanted, table.times, row[n], times[n]),
+            put_if(is_wanted, table.effects, row[n], effects[n]),
+        )
+    linked: dict[Any, Number] = {
+        Stream.HEAD: jnp.where(is_empty, row[0], entry[Stream.HEAD]),
+        Stream.LAST: row[-1],
+        Stream.PENDING: entry[Stream.PENDING] + count,
+        Stream.STOPS: 1,
+    }
+    streams = put_if(is_wanted, card.streams, slot, with_entries(entry, linked))
+    words = with_entries(card.clock, {Clock.ENQUEUED: first + count * is_wanted.astype(jnp.int32)})
+    return dataclasses.replace(card, table=table, streams=streams, clock=words)
+
+
 def _default_timeout(card: CardState, kind: Kind) -> dict[Any, Number]:
     device = card.device
     if kind in WAITS:

@@ -16,11 +16,12 @@ from jax import lax
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.commands import row_of
+from ascend_jax.runtime.coupling import Coupling
 from ascend_jax.runtime.heads import Bits, Orders, Work, bit, blocks_of, fetch, work_of
 from ascend_jax.runtime.lanes import Carry, Tables, goes_on
 from ascend_jax.runtime.layout import UNREADY, Field, Resource, Time
 from ascend_jax.runtime.loop import varying_together
-from ascend_jax.runtime.rendezvous import Coupling
+from ascend_jax.runtime.rendezvous import kept_live
 from ascend_jax.runtime.rows import get_lane_rows, get_rows, part
 from ascend_jax.runtime.step import step
 
@@ -37,7 +38,8 @@ def runner(coupling: Coupling | None) -> Callable[[Orders, Tables, Carry, jax.Ar
     def run(orders: Orders, tables: Tables, carry: Carry, is_fresh: jax.Array) -> Carry:
         (orders, tables), (carry, is_fresh) = varying_together((orders, tables), (carry, is_fresh))
         with jax.numpy_rank_promotion("allow"):  # numbers of a lane meet those of its streams
-            carry = _begin(orders, tables, carry, is_fresh)
+            was_live, carry = carry.is_live, _begin(orders, tables, carry, is_fresh)
+            carry = carry if coupling is None else kept_live(coupling, carry, was_live)
             return lax.while_loop(lambda c: c.is_live.any(), lambda c: step(orders, tables, c, coupling), carry)
 
     @run.def_vmap

@@ -66,6 +66,7 @@ class Bits(enum.IntEnum):
     CHANGE = 10  # two bits
     RENDEZVOUS = 12
     COMPLETE = 13  # of a rendezvous at the head: all have come; FIRST and BLOCKS say when
+    LINKS = 14  # a task on links between cards: its L2 share is one of links
 
 
 class Head(NamedTuple):
@@ -155,6 +156,7 @@ def work_of(fields: jax.Array, has_gone: jax.Array) -> jax.Array:
         (jnp.where(fields[:, Field.FAULT] != 0, fields[:, Field.REACH], 0), Bits.REACH),
         (fields[:, Field.CHANGE], Bits.CHANGE),
         (kind == Kind.RENDEZVOUS, Bits.RENDEZVOUS),
+        (kind == Kind.COLLECTIVE, Bits.LINKS),
     )
     head = jnp.minimum(fields[:, Field.HEAD_NS], CHUNK_NS - 1) * FULL_RATE
     shares = fields[:, Field.HBM_SHARE] | (fields[:, Field.L2_SHARE] << 16)

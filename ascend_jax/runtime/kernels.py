@@ -54,6 +54,7 @@ class KernelSpec:
     inputs: tuple[Argument, ...]
     outputs: tuple[Argument, ...]
     scalars: tuple[str, ...] = ()  # names of float attributes that vary from launch to launch
+    meets: bool = False  # a collective: its value function runs on all cards at once, under their axis
     spelling: str = dataclasses.field(init=False, default="")  # tells 0.0, -0.0, 0 and False apart
 
     def __post_init__(self) -> None:

@@ -64,9 +64,10 @@ class Kind(enum.IntEnum):
     CALLBACK = 11  # hands a callback to the thread that serves the stream
     CALLBACK_WAIT = 12  # holds the stream until that callback has run
     RENDEZVOUS = 13  # holds the stream until all cards of a channel have come to it; alone, a card does not wait
+    COLLECTIVE = 14  # a card's part of a collective, over its links to other cards
 
 
-TASKS = (Kind.KERNEL, Kind.COPY, Kind.MEMSET)
+TASKS = (Kind.KERNEL, Kind.COPY, Kind.MEMSET, Kind.COLLECTIVE)
 
 
 class Resource(enum.IntEnum):
@@ -149,7 +150,7 @@ class Field(enum.IntEnum):
     BLOCK_HI = BLOCKS + 4  # time of one block at full speed
     BLOCK_LO = BLOCKS + 5
     HBM_SHARE = BLOCKS + 6  # of the HBM rate that one block draws at full speed, in 1/SHARES
-    L2_SHARE = BLOCKS + 7
+    L2_SHARE = BLOCKS + 7  # the same of L2; of a COLLECTIVE, of its links in 1/LINK_SHARES, and which links above that
     TIMEOUT_HI = BLOCKS + 8  # 0: none
     TIMEOUT_LO = BLOCKS + 9
     FAULT = BLOCKS + 10  # code with which it fails at its end, or 0
@@ -182,6 +183,8 @@ class Pitch(enum.IntEnum):
 SCALARS = 4  # float arguments that a kernel can have
 FIELDS = Field.SCALARS + SCALARS  # columns of ``CommandTable.fields``; NEED and SCALARS span several
 SHARES = 1 << 16  # a pool's whole rate, in the units of HBM_SHARE and L2_SHARE
+LINK_SHARES = 1 << 8  # the whole rate of a card's links
+LINKS = 8  # bits that tell links of a card apart
 FULL_RATE = 256  # work units that a block at full speed does in 1 ns
 CHUNK_NS = 1 << 22  # while something runs, time moves by this at most
 WORK_CHUNK = CHUNK_NS * FULL_RATE  # work is a number of chunks and a rest
@@ -259,6 +262,7 @@ class EventKind(enum.IntEnum):
     FLAG = 1  # aclrtCreateEventWithFlag: a flag that is set, waited for and reset in run-time order
     EX = 2  # aclrtCreateEventExWithFlag: a wait is bound to the latest record
     NOTIFY = 3  # aclrtCreateNotify: a wait consumes one record
+    COMMUNICATOR = 4  # HCCL: counts the calls, see hccl.creation
 
 
 class Event(enum.IntEnum):

@@ -59,12 +59,12 @@ def _described(spec: KernelSpec) -> dict[str, Any]:
 
 
 def _spec(about: Mapping[str, Any]) -> KernelSpec:
-    arguments = {
-        side: tuple(Argument(tuple(shape), jnp.dtype(dtype)) for shape, dtype in about[side])
+    inputs, outputs = (
+        tuple(Argument(tuple(shape), jnp.dtype(dtype)) for shape, dtype in about[side])
         for side in ("inputs", "outputs")
-    }
+    )
     attributes = tuple((name, _value(one)) for name, one in about["attributes"])
-    return KernelSpec(about["operator"], attributes, **arguments, scalars=tuple(about["scalars"]))
+    return KernelSpec(about["operator"], attributes, inputs, outputs, scalars=tuple(about["scalars"]))
 
 
 def _plain(value: Any) -> Any:

@@ -9,9 +9,11 @@ Each lane has its own time, so a lane that waits must not run past an instant at
 
 So a waiting lane goes on if its next event is not after max(E, L). A lane that waits for nobody is never held. The lane
 whose next event is E may always go on, so there is always progress; if there is no next event, all that wait are stuck.
+
+A lane that has what it is run for is parked: it goes on only when another lane waits for it in a rendezvous, and then
+only while its next event is E. So its card is not simulated past its host's present without need.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -19,34 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.runtime.clock import Instant, is_before
+from ascend_jax.runtime.coupling import Coupling
 from ascend_jax.runtime.heads import Bits, Work, bit
-from ascend_jax.runtime.lanes import NEVER, NOBODY, Carry, is_present
+from ascend_jax.runtime.lanes import NEVER, NOBODY, Carry, Tables, goes_on, is_present
 from ascend_jax.runtime.layout import FOREVER_HI, LIMB
 from ascend_jax.runtime.motion import away
-
-
-@dataclasses.dataclass(frozen=True)
-class Coupling:
-    """Which lanes meet: runs of ``cards`` lanes are clusters, ``channels[k]`` are the cards of channel k, by rank.
-
-    A rendezvous of rank r in channel k has ``Field.VALUE_LO`` = k * ``width`` + r.
-    """
-
-    cards: int
-    channels: tuple[tuple[int, ...], ...]
-
-    @property
-    def width(self) -> int:
-        """Greatest number of ranks of a channel."""
-        return max((len(channel) for channel in self.channels), default=1)
-
-    def members(self) -> np.ndarray:
-        """Return the cards of each channel, int32 [K, P]; unused places repeat the first rank."""
-        return np.array([(*one, *one[:1] * (self.width - len(one))) for one in self.channels], np.int32)
-
-    def sizes(self) -> np.ndarray:
-        """Return the number of ranks of each channel, int32 [K]."""
-        return np.array([len(one) for one in self.channels], np.int32)
 
 
 class Meeting(NamedTuple):
@@ -59,6 +38,7 @@ class Meeting(NamedTuple):
     waits: jax.Array  # bool [B], the lane has arrived at one that is not open
     least: Instant  # [B], none can happen before this; for ever if there is none
     wake: Instant  # [B], when the next one happens to which all have come; for ever if there is none
+    is_awaited: jax.Array  # bool [B], others have come to one of its channels and it has not
 
 
 def meet(coupling: Coupling, carry: Carry) -> Meeting:
@@ -97,6 +77,8 @@ def meet(coupling: Coupling, carry: Carry) -> Meeting:
         jnp.where(was_complete, head.word(Work.FIRST), latest_hi.reshape(-1)[channel]),
         jnp.where(was_complete, head.word(Work.BLOCKS), latest_lo.reshape(-1)[channel]),
     )
+    is_missed = is_here.any(-1, keepdims=True) & ~is_here & is_rank
+    awaited = jnp.zeros((worlds, coupling.cards), bool).at[:, members.reshape(-1)].max(is_missed.reshape(worlds, -1))
     is_open = has_arrived & complete & ~is_before(now, latest)
     is_closed = has_arrived & ~is_open
     is_foreseen = (was_complete | all_here.reshape(-1)[channel]) & is_before(now, latest)
@@ -108,7 +90,28 @@ def meet(coupling: Coupling, carry: Carry) -> Meeting:
         is_closed.any(0),
         least=_earliest(latest, is_closed),
         wake=_earliest(latest, is_closed & is_foreseen),
+        is_awaited=awaited.reshape(-1),
     )
+
+
+def is_parked(tables: Tables, carry: Carry) -> jax.Array:
+    """Return which live lanes have what they are run for, bool [B]."""
+    is_over = is_present(carry) & carry.head.is_task & (carry.head.counts == 0)
+    return carry.is_live & ~goes_on(tables, carry, is_over.any(0))
+
+
+def unlimited(tables: Tables, parked: jax.Array) -> Tables:
+    """Return the tables with no limit for parked lanes, which go on for others only."""
+    hi, lo = tables.limit
+    return tables._replace(limit=Instant(jnp.where(parked, FOREVER_HI, hi), jnp.where(parked, 0, lo)))
+
+
+def kept_live(coupling: Coupling, carry: Carry, was_live: jax.Array) -> Carry:
+    """Return the carry with all lanes live that can act, as long as one of their cluster has not reached its goal."""
+    can_act = was_live & ~carry.is_stuck & (carry.lost == carry.times.shape[-2] - 1)
+    is_wanted = carry.is_live.reshape(-1, coupling.cards).any(1, keepdims=True)
+    is_wanted = jnp.broadcast_to(is_wanted, (is_wanted.shape[0], coupling.cards)).reshape(-1)
+    return carry._replace(is_live=carry.is_live | (can_act & is_wanted))
 
 
 def with_doors(carry: Carry, meeting: Meeting) -> Carry:
@@ -129,7 +132,13 @@ def with_doors(carry: Carry, meeting: Meeting) -> Carry:
 
 
 def hold(
-    coupling: Coupling, carry: Carry, meeting: Meeting, first: jax.Array, is_idle: jax.Array, wait_ns: jax.Array
+    coupling: Coupling,
+    carry: Carry,
+    meeting: Meeting,
+    parked: jax.Array,
+    first: jax.Array,
+    is_idle: jax.Array,
+    wait_ns: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return (first, is_idle, wait_ns) of a step with those lanes held back that must wait for others.
 
@@ -137,6 +146,7 @@ def hold(
       coupling: Which lanes meet.
       carry: All lanes.
       meeting: Of them.
+      parked: bool [B], see :func:`is_parked`.
       first: int32 [B], what each lane wants to do, as ``Look.turn``.
       is_idle: bool [B], it wants to let time move.
       wait_ns: int32 [B], to its own next event, as :func:`ascend_jax.runtime.motion.wait_ns`.
@@ -149,7 +159,8 @@ def hold(
     # at one instant, what is late comes after everything that can happen: odd numbers after even ones
     event_hi = jnp.where(is_idle, event.hi, now.hi)
     event_lo = jnp.where(is_idle, event.lo, now.lo) * 2 + is_late
-    is_acting = carry.is_live & (is_idle | (first != NOBODY))
+    may_act = ~parked | meeting.is_awaited
+    is_acting = carry.is_live & (is_idle | (first != NOBODY)) & may_act
     earliest = _over_cards(coupling, Instant(jnp.where(is_acting, event_hi, FOREVER_HI), event_lo))
     comes_first = ~is_before(earliest, Instant(event_hi, event_lo))
     # of what is late at one instant in several cards, all fails before anything that follows from it
@@ -157,8 +168,9 @@ def hold(
     idle_goes = ~meeting.waits | comes_first | before_others
     late_goes = comes_first | (meeting.waits & is_before(now, meeting.least))
     goes = jnp.where(is_idle, idle_goes, late_goes)
-    first = jnp.where(is_late & ~goes, NOBODY, first)
-    return first, is_idle & goes, wait_ns
+    helps = meeting.is_awaited & comes_first & (wait_ns != NEVER)
+    first = jnp.where((is_late & ~goes) | (parked & ~(meeting.is_awaited & comes_first)), NOBODY, first)
+    return first, is_idle & jnp.where(parked, helps, goes), wait_ns
 
 
 def _after(now: Instant, wait_ns: jax.Array) -> Instant:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.runtime.clock import Instant
+from ascend_jax.runtime.coupling import Coupling
 from ascend_jax.runtime.edge import QUICK_TO_RUN, compiled, concrete
 from ascend_jax.runtime.engine import capacity_of, run, run_stacked
 from ascend_jax.runtime.faults import result_codes
@@ -16,7 +17,6 @@ from ascend_jax.runtime.heads import WORK, Head, Orders, blocks_of, work_of
 from ascend_jax.runtime.lanes import Carry, Tables
 from ascend_jax.runtime.layout import FOREVER_HI, NONE, Field, Kind, Phase, Time
 from ascend_jax.runtime.program import Program, nothing
-from ascend_jax.runtime.rendezvous import Coupling
 
 
 class Schedule(NamedTuple):

@@ -8,6 +8,7 @@ import numpy as np
 
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.runtime import layout
+from ascend_jax.runtime.coupling import Coupling
 from ascend_jax.runtime.edge import concrete
 from ascend_jax.runtime.kernels import KernelSpec
 from ascend_jax.runtime.layout import (
@@ -90,6 +91,7 @@ class CardState:
     max_events: int = dataclasses.field(metadata={"static": True})  # E
     has_values: bool = dataclasses.field(metadata={"static": True})  # commands move real bytes; else times only
     donate: bool = dataclasses.field(metadata={"static": True})
+    coupling: Coupling | None = dataclasses.field(default=None, metadata={"static": True})  # of a card of a cluster
 
 
 def init(

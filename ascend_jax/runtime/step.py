@@ -14,9 +14,10 @@ import jax.numpy as jnp
 from ascend_jax.runtime import dispatch, motion, retire
 from ascend_jax.runtime.apart import apart, over_streams
 from ascend_jax.runtime.clock import is_before
+from ascend_jax.runtime.coupling import Coupling
 from ascend_jax.runtime.heads import Orders
 from ascend_jax.runtime.lanes import NOBODY, Carry, Tables
-from ascend_jax.runtime.rendezvous import Coupling, hold, meet, with_doors
+from ascend_jax.runtime.rendezvous import hold, is_parked, kept_live, meet, unlimited, with_doors
 from ascend_jax.runtime.share import pace
 
 
@@ -24,6 +25,8 @@ def step(orders: Orders, tables: Tables, carry: Carry, coupling: Coupling | None
     """Do one step in every live lane; with a ``coupling``, lanes are cards that meet."""
     flag = carry.steps >= 0
     if coupling is not None:
+        parked, was_live = is_parked(tables, carry), carry.is_live
+        tables, goal = unlimited(tables, parked), tables
         meeting = meet(coupling, carry)
         carry = with_doors(carry, meeting)
     look = apart(flag, dispatch.look, tables, carry)
@@ -32,10 +35,10 @@ def step(orders: Orders, tables: Tables, carry: Carry, coupling: Coupling | None
     granted = apart(flag, dispatch.grant, tables.capacity, carry.head, look, held, is_idle)
     begun, running = apart(flag, dispatch.begin, carry, look, granted)
     head = carry.head._replace(**begun)
-    rate = pace(flag, running, head)
+    rate = pace(flag, running, head, has_links=coupling is not None)
     wait_ns = apart(flag, motion.wait_ns, carry, head, running, rate).min(0)
     if coupling is not None:
-        first, is_idle, wait_ns = hold(coupling, carry, meeting, first, is_idle, wait_ns)
+        first, is_idle, wait_ns = hold(coupling, carry, meeting, parked, first, is_idle, wait_ns)
         begun, _ = dispatch.begin(carry, look, jnp.where(is_idle, granted, 0))
         head = carry.head._replace(**begun)
     delta_ns, now, is_stuck = apart(flag, motion.move, tables, carry, wait_ns, is_idle)
@@ -46,4 +49,7 @@ def step(orders: Orders, tables: Tables, carry: Carry, coupling: Coupling | None
     retired = apart(flag, retire.choose, tables, carry, head, chosen)
     moved = (now.hi != carry.now.hi) | (now.lo != carry.now.lo)
     carry = carry._replace(head=head, now=now, instants=carry.instants + moved, is_stuck=carry.is_stuck | is_stuck)
-    return retire.retire(flag, orders, tables, carry, retired, all_over > (chosen == first_over))
+    has_more = all_over > (chosen == first_over)
+    if coupling is None:
+        return retire.retire(flag, orders, tables, carry, retired, has_more)
+    return kept_live(coupling, retire.retire(flag, orders, goal, carry, retired, has_more), was_live)

@@ -20,6 +20,7 @@ from jax import lax
 from ascend_jax.runtime import bytes as hbm
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.edge import concrete, stage
+from ascend_jax.runtime.exchanges import exchange_in_order, started
 from ascend_jax.runtime.kernels import KernelSpec, to_bytes
 from ascend_jax.runtime.layout import Effect, Field, Kind, Operand, Phase, Pitch, Time
 from ascend_jax.runtime.loop import settle_loop
@@ -55,11 +56,13 @@ def apply_effects(card: CardState) -> CardState:
     """
     if not card.has_values:
         return card
+    if card.coupling is not None and any(spec.meets for spec in card.kernels):
+        return _apply_with_exchanges(card)
     card, due = list_due(card)
     memories = Memories(card.memory, card.shadow)
     count = concrete(due.total)
     if count is None:
-        memories = _apply_traced(card.kernels, due, memories)
+        memories = _apply_until(card.kernels, due, jnp.int32(0), due.total, memories)[1]
     else:
         for position, kernel in enumerate(np.asarray(due.kernel)[:count].tolist()):
             apply = _apply_in_place if card.donate or position > 0 else _apply_to_copies
@@ -98,17 +101,31 @@ def list_due(card: CardState) -> tuple[CardState, Due]:
     return card, Due(order, is_due.sum(dtype=jnp.int32), kernel, fields, index, nbytes)
 
 
-def _apply_traced(kernels: tuple[KernelSpec, ...], due: Due, memories: Memories) -> Memories:
-    def has_more(due: Due, carry: tuple) -> jax.Array:
-        return carry[0] < due.total
+def _apply_with_exchanges(card: CardState) -> CardState:
+    """As :func:`apply_effects` for a card among those that it exchanges data with."""
+    all_started = started(card)
+    marked, due = list_due(card)
+    apply_own = functools.partial(_apply_until, card.kernels)
+    effects, memories = exchange_in_order(card, due, Memories(card.memory, card.shadow), apply_own, all_started)
+    table = dataclasses.replace(marked.table, effects=jnp.maximum(marked.table.effects, effects))
+    return dataclasses.replace(marked, table=table, memory=memories.memory, shadow=memories.shadow)
 
-    def step(due: Due, carry: tuple) -> tuple:
+
+def _apply_until(
+    kernels: tuple[KernelSpec, ...], due: Due, position: jax.Array, bound: jax.Array, memories: Memories
+) -> tuple[jax.Array, Memories]:
+    """Apply the effects from ``position`` on, up to ``bound``; return where that ends, and the bytes."""
+
+    def has_more(tables: tuple, carry: tuple) -> jax.Array:
+        return carry[0] < tables[1]
+
+    def step(tables: tuple, carry: tuple) -> tuple:
         position, memories = carry
-        memories = _apply(kernels, jnp.int32(0), due, position, memories)
-        return position + has_more(due, carry), memories
+        memories = _apply(kernels, jnp.int32(0), tables[0]._replace(total=tables[1]), position, memories)
+        return position + has_more(tables, carry), memories
 
     with jax.named_scope("values"):
-        return settle_loop(has_more, step, due, (jnp.int32(0), memories))[1]
+        return settle_loop(has_more, step, (due, bound), (position, memories))
 
 
 def _apply(
@@ -126,7 +143,8 @@ def _apply(
     pitch = lax.dynamic_slice(fields, (Field.SCALARS,), (len(Pitch),))
     is_rows = (fields[Field.KIND] == Kind.COPY) & (pitch[Pitch.ROWS] > 0)
     rows_due = jnp.where(is_rows & (written[0] > 0), pitch[Pitch.ROWS], 0)
-    written = jnp.where(is_rows, 0, written)
+    is_exchanged = (fields[Field.KIND] == Kind.COLLECTIVE) & ~is_end  # what it computes comes from other cards too
+    written = jnp.where(is_rows | is_exchanged, 0, written)
     shadow = _compute(kernels, first_kernel, fields, index, jnp.where(is_end, 0, written), memories)
     there = hbm.Rows(index[0], pitch[Pitch.DST], pitch[Pitch.WIDTH], jnp.where(is_end, 0, rows_due))
     shadow = hbm.move_rows(shadow, there, memories.memory, there._replace(first=index[1], pitch=pitch[Pitch.SRC]))
@@ -180,8 +198,8 @@ def _run_kernel(
         return None
 
     def fits(spec: KernelSpec) -> bool:
-        # what is longer than the bytes there are was refused at launch; its branch is never taken
-        return all(each.nbytes <= memory.shape[0] for each in (*spec.inputs, *spec.outputs))
+        # what is longer than the bytes there are was refused at launch; its branch is never taken, like a collective's
+        return not spec.meets and all(each.nbytes <= memory.shape[0] for each in (*spec.inputs, *spec.outputs))
 
     size = max((spec.output_bytes for spec in kernels if fits(spec)), default=0) + CHUNK_BYTES
     scalars = lax.bitcast_convert_type(fields[Field.SCALARS : Field.SCALARS + layout.SCALARS], jnp.float32)

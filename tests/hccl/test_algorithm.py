@@ -66,11 +66,45 @@ def test_across_servers():
     across = 2 * A + n / 8 * NETWORK  # two servers: one step of half the share each way
     asked = {"algorithm": "hierarchical"}
     assert time(A2, TWO, Collective.ALL_REDUCE, n, range(16), **asked) == pytest.approx(inside + across, rel=1e-5)
-    piped = max(inside, across) + min(inside, across) / 4
+    # four pieces: each pays the latency of both sides anew, the longer side counts and one piece of the other
+    piped = max(inside + 3 * 2 * A, across + 3 * 2 * A) + min(inside + 3 * 2 * A, across + 3 * 2 * A) / 4
     assert time(A2, TWO, Collective.ALL_REDUCE, n, range(16)) == pytest.approx(piped, rel=1e-5)
     # one card of each server: the network alone
     alone = time(A2, TWO, Collective.ALL_REDUCE, n, [0, 8])
     assert alone == pytest.approx(2 * A + n * NETWORK, rel=1e-5)
+
+
+@pytest.mark.parametrize("collective", [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.ALL_TO_ALL])
+@pytest.mark.parametrize("chip", [A2, A3, FIRST])
+def test_more_bytes_never_take_less_time(chip, collective):
+    topology = Topology(32, 4)
+    for cards in (range(4), range(32), [0, 1, 2, 5]):
+        for algorithm in (None, "hierarchical", "pipeline"):
+            if algorithm and len(cards) == 4 and isinstance(cards, range):
+                continue
+            sizes = sorted({*(1 << power for power in range(2, 30)), *(3 << power for power in range(2, 28)), 0})
+            known = [collective_time(chip, topology, collective, n, cards, algorithm=algorithm) for n in sizes]
+            assert (np.diff([one.time_ns for one in known]) >= 0).all()
+            assert all(one.latency_ns <= one.time_ns for one in known)
+    small, large = (collective_time(A2, TWO, Collective.ALL_REDUCE, n, range(16)).algorithm for n in (1e4, 1e9))
+    assert (small.split()[0], large.split()[0]) == ("hierarchical", "pipeline")
+
+
+def test_servers_with_unequal_numbers_of_cards():
+    # 8 + 4 ranks: the mesh of four moves n / 4 over each link, and its cards carry n / 4 outside
+    n = 1 << 22
+    fill = min(n, 4 << 20) / 90
+    want = 2 * A + 2 * n / 4 * LINK + fill + 2 * A + n / 4 * NETWORK
+    got = time(A2, Topology(12, 8), Collective.ALL_REDUCE, n, range(12), algorithm="hierarchical")
+    assert got == pytest.approx(want, rel=1e-5)
+    assert (
+        "2 servers with 4 to 8 ranks each"
+        in collective_time(A2, Topology(12, 8), Collective.ALL_REDUCE, n, range(12)).why
+    )
+    # 8 + 1: the card that is alone sends everything
+    want = 2 * A + 2 * n / 8 * LINK + fill + 2 * A + n * NETWORK
+    got = time(A2, Topology(9, 8), Collective.ALL_REDUCE, n, range(9), algorithm="hierarchical")
+    assert got == pytest.approx(want, rel=1e-5)
 
 
 def test_sends_take_the_path_between_the_cards():

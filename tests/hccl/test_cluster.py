@@ -80,7 +80,7 @@ def test_requests_that_cannot_be():
 
 def test_communicators_of_a_cluster():
     two = aj.cluster(CHIP, 2, **(SMALL | {"hbm_backing_bytes": 0}))
-    comm = hccl.comm_init_all(two, [1, 0])
+    two, comm = hccl.comm_init_all(two, [1, 0])
     assert comm.rank_of(0) == 1
     with pytest.raises(HcclError, match="rank 1: card 1 already is rank 0") as caught:
         hccl.comm_init_all(two, [1, 1])

@@ -82,6 +82,76 @@ def test_another_order_is_a_mismatch():
     assert "call 0 of hccl_world_group: rank 1 has count = 8, rank 0 has 4" in explain_plan(times)[0]
 
 
+def test_the_odd_rank_out_is_named_whichever_it_is():
+    call, wrong = Call(ALL, WORLD, 12), Call(ALL, WORLD, 8)
+    (line,) = explain_plan(run([[wrong], [call], [call]]))
+    assert line == "HCCL_E_PARA (1) [EI0005]: call 0 of hccl_world_group: rank 0 has count = 8, rank 1 has 12"
+    ring = Call(ALL, WORLD, 12, algorithm="ring")
+    (line,) = explain_plan(run([[ring], [call], [call]]))
+    assert line.endswith("rank 0 has algorithm = ring, rank 1 has the library's choice")
+    (line,) = explain_plan(run([[call], [call], [ring]]))
+    assert line.endswith("rank 2 has algorithm = ring, rank 0 has the library's choice")
+
+
+def test_two_communicators_in_another_order_wait_for_each_other():
+    first, second = (comm_world(2, CommConfig(name=name)) for name in ("first", "second"))
+    a, b = Call(ALL, first, 64), Call(Collective.BROADCAST, second, 32)
+    times = run([[a, b], [b, a]], Topology(2, 8))
+    lines = explain_plan(times)
+    assert times.makespan_ns == 140 * S
+    assert len(lines) == 2
+    for line, waits, held, call, blocker in (
+        (lines[0], 0, 1, "all_reduce", "call 0 of second, broadcast at hccl/test_plans.py:"),
+        (lines[1], 1, 0, "broadcast", "call 0 of first, all_reduce at hccl/test_plans.py:"),
+    ):
+        assert line.startswith("HCCL_E_TIMEOUT (9) [EI0006]: call 0 of ")
+        assert f", {call} at hccl/test_plans.py:" in line
+        assert f"rank {held} is held by {blocker}" in line
+        assert line.endswith(f"rank(s) [{waits}] wait for them and give up after 140 s")
+
+
+def test_a_rank_that_comes_too_late():
+    call = Call(ALL, comm_world(3, CommConfig(exec_timeout_s=20)), 64)
+    steps = [call, Work("late", np.array([5, 200 * S // 8, 5])), call]
+    times = run(steps)
+    (line,) = explain_plan(times)
+    assert "[EI0002]: call 1 of hccl_world_group, all_reduce at hccl/test_plans.py:" in line
+    assert "rank 1 comes 25 s after rank 0; rank(s) [0, 2] wait for them and give up after 20 s" in line
+    assert explain_plan(run([call, Work("late", np.array([5, 19 * S, 5])), call])) == []
+
+
+def test_what_a_step_may_not_be():
+    for make, words in (
+        (lambda: Work("a", 1.5), "duration_ns = 1.5: must be an integer"),
+        (lambda: Work("a", np.array([1, -3])), "duration_ns = -3 of card 1: must be at least 0"),
+        (lambda: Work("a", -1), "duration_ns = -1: must be at least 0"),
+        (lambda: Work("a", 1, cube_cores=-2), "cube_cores = -2"),
+        (lambda: Work("a", 1, stream=0.5), "stream = 0.5"),
+        (lambda: Work("a", 1, after=(-1,)), "after = -1"),
+        (lambda: Work("a", 1, hbm_bytes=float("nan")), "hbm_bytes = nan"),
+        (lambda: Call(ALL, WORLD, 4, algorithm="star"), "algorithm = 'star'"),
+        (lambda: Call(ALL, WORLD, 4, stream=-1), "stream = -1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make()
+    for make, words, code in (
+        (lambda: Call(ALL, WORLD, 2.0), "count = 2.0", 1),
+        (lambda: Call(ALL, WORLD, True), "count = True", 1),
+        (lambda: Call("all_reduce", WORLD, 2), "collective = 'all_reduce'", 1),
+        (lambda: Call(ALL, None, 2), "comm = None", 2),
+        (lambda: Call(ALL, WORLD, 2, op=7), "op = 7", 1),
+        (lambda: Call(Collective.BROADCAST, WORLD, 2, root=1.0), "root = 1.0", 1),
+        (lambda: Call(Collective.BROADCAST, WORLD, 2, root=-1), "root = -1", 1),
+    ):
+        with pytest.raises(HcclError, match=words) as caught:
+            make()
+        assert caught.value.code == code
+    with pytest.raises(ValueError, match="must be an integer, or one for each card"):
+        hccl.make_plan(CHIP, [Work("a", np.array([[1, 2]]))], THREE)
+    with pytest.raises(ValueError, match="work 'a' has 2 durations: there are 3 cards"):
+        hccl.make_plan(CHIP, [Work("a", np.array([1, 2]))], THREE)
+
+
 def test_a_rank_that_leaves_after_the_first_call():
     # the second collective: rank 1 is gone, the others give up after the execution timeout
     call = Call(ALL, comm_world(3, CommConfig(exec_timeout_s=5)), 64)

@@ -1,11 +1,9 @@
 """Recursive halving-doubling: partners at distance 1, 2, 4, ... ``phases (ceil(log2 p) a + (p - 1) / p n b)``."""
 
-from typing import Any
-
 from ascend_jax.hccl.cost.level import Level, doublings
 
 
-def halving_doubling_ns(level: Level, phases: int, nbytes: Any, ranks: int) -> Any:
+def halving_doubling_ns(level: Level, phases: int, nbytes: float, ranks: int) -> float:
     """Return the time of ``phases`` phases (HCCL documents, RHD).
 
     Where p is no power of two, the ranks beyond it hand all their data to a partner first and get it back at the end.

@@ -1,9 +1,7 @@
 """Hierarchical: ReduceScatter inside the servers, AllReduce of the shares across them, AllGather inside (HCCL)."""
 
-from typing import Any
 
-
-def hierarchical_ns(inside_ns: Any, across_ns: Any) -> Any:
+def hierarchical_ns(inside_ns: float, across_ns: float) -> float:
     """Return the time of steps inside and across, one after another.
 
     >>> hierarchical_ns(40.0, 25.0)

@@ -5,9 +5,7 @@ The numbers are those of :mod:`ascend_jax.chip.links`: ``a`` = ``collective_step
 """
 
 import math
-from typing import Any, NamedTuple
-
-import jax.numpy as jnp
+from typing import NamedTuple
 
 from ascend_jax.chip import links
 from ascend_jax.chip.spec import ChipSpec
@@ -19,41 +17,41 @@ class Level(NamedTuple):
     """What joins the ranks of one level."""
 
     kind: str  # "mesh": a link for each pair; "clos": all links to any peer; "line": one link
-    step_ns: Any  # latency of one step, a
-    ns_per_byte: Any  # of one link, b
-    links: Any  # links that one rank drives at one time, clos only
-    chunk_bytes: Any  # what moves before the pipeline is full
-    fill_ns_per_byte: Any
+    step_ns: float  # latency of one step, a
+    ns_per_byte: float  # of one link, b
+    links: float  # links that one rank drives at one time, clos only
+    chunk_bytes: float  # what moves before the pipeline is full
+    fill_ns_per_byte: float
 
-    def spread_ns(self, nbytes: Any, peers: int) -> Any:
+    def spread_ns(self, nbytes: float, peers: int) -> float:
         """Time of sending ``nbytes`` to each of several peers at once."""
         if self.kind == "mesh":
             return nbytes * self.ns_per_byte if peers else 0.0
         return peers * nbytes * self.ns_per_byte / (self.links if self.kind == "clos" else 1)
 
-    def neighbour_ns(self, nbytes: Any) -> Any:
+    def neighbour_ns(self, nbytes: float) -> float:
         """Time of sending ``nbytes`` to one peer."""
         return nbytes * self.ns_per_byte / (self.links if self.kind == "clos" else 1)
 
-    def fill_ns(self, nbytes: Any) -> Any:
+    def fill_ns(self, nbytes: float) -> float:
         """Time until both phases of an all-at-once algorithm overlap, half of it for each phase."""
-        return jnp.minimum(nbytes, self.chunk_bytes) * self.fill_ns_per_byte
+        return min(nbytes, self.chunk_bytes) * self.fill_ns_per_byte
 
 
 def inside_server(chip: ChipSpec) -> Level:
-    """Return the level of one server."""
+    """Return the level of one server; concrete chips only."""
     kind = {"mesh": "mesh", "clos": "clos"}.get(links.fabric(chip), "line")
-    rate = chip["fabric_link_bytes_per_s"] * chip["collective_efficiency"]
-    fill = NS / chip["collective_fill_bytes_per_s"] if kind != "line" else 0.0
-    count = jnp.maximum(chip["fabric_links"], 1)
-    return Level(kind, chip["collective_step_ns"], NS / rate, count, chip["collective_chunk_bytes"], fill)
+    rate = float(chip["fabric_link_bytes_per_s"]) * float(chip["collective_efficiency"])
+    fill = NS / float(chip["collective_fill_bytes_per_s"]) if kind != "line" else 0.0
+    count, chunk = max(float(chip["fabric_links"]), 1.0), float(chip["collective_chunk_bytes"])
+    return Level(kind, float(chip["collective_step_ns"]), NS / rate, count, chunk, fill)
 
 
 def across_servers(chip: ChipSpec) -> Level:
-    """Return the level of the network; each card has its own port."""
-    rate = chip["network_bytes_per_s"] * chip["collective_efficiency"]
-    step = jnp.maximum(chip["collective_step_ns"], chip["network_latency_ns"])
-    return Level("line", step, NS / rate, 1.0, chip["collective_chunk_bytes"], 0.0)
+    """Return the level of the network; each card has its own port. Concrete chips only."""
+    rate = float(chip["network_bytes_per_s"]) * float(chip["collective_efficiency"])
+    step = max(float(chip["collective_step_ns"]), float(chip["network_latency_ns"]))
+    return Level("line", step, NS / rate, 1.0, float(chip["collective_chunk_bytes"]), 0.0)
 
 
 def doublings(ranks: int) -> int:

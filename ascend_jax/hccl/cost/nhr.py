@@ -1,11 +1,9 @@
 """NHR, nonuniform hierarchical ring: tree steps, any number of ranks. ``phases (ceil(log2 p) a + (p - 1) / p n b)``."""
 
-from typing import Any
-
 from ascend_jax.hccl.cost.level import Level, doublings
 
 
-def nhr_ns(level: Level, phases: int, nbytes: Any, ranks: int) -> Any:
+def nhr_ns(level: Level, phases: int, nbytes: float, ranks: int) -> float:
     """Return the time of ``phases`` phases (HCCL documents, NHR).
 
     >>> nhr_ns(Level("line", 10.0, 2.0, 1.0, 0.0, 0.0), 2, 60.0, 3)

@@ -1,0 +1,171 @@
+"""Collectives queued on streams of cards: values and times against a twin, mistakes of ranks, communicators' memory."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import ascend_jax as aj
+from ascend_jax import hccl
+from ascend_jax.hccl import CommConfig, HcclError, HcclResult
+from tests.hccl import verb_cases
+
+CHIP, SUM = aj.chip("Ascend910B2"), hccl.ReduceOp.SUM
+S = 1_000_000_000
+SMALL = {"hbm_backing_bytes": 1 << 14, "max_streams": 2, "max_events": 1, "max_commands": 16, "max_blocks": 4}
+BUF = verb_cases.buffer(0)
+
+
+@pytest.fixture(scope="module")
+def three():
+    """Three cards with a communicator whose calls give up after 5 s, a block of memory and a stream."""
+    cluster = aj.cluster(CHIP, 3, **SMALL)
+    cluster, comm = hccl.comm_init_all(cluster, config=CommConfig(exec_timeout_s=5))
+    return aj.on_cards(cluster, lambda card: aj.malloc(card, 1024))[0], comm
+
+
+def reduce(comm, count=4, dtype="float32", op=SUM, stream=0):
+    return lambda card: (hccl.HcclAllReduce(card, BUF, BUF, count, dtype, op, comm, stream), None)
+
+
+def host_ns(cluster):
+    from ascend_jax.runtime.clock import to_ns
+
+    clock = np.asarray(cluster.cards.clock)
+    return to_ns(clock[:, 0], clock[:, 1])
+
+
+def codes(cluster):
+    return np.asarray(aj.last_code(cluster.cards)).tolist()
+
+
+def test_random_delays_equal_the_twin():
+    verb_cases.check("vmap", range(5))
+
+
+@pytest.mark.parametrize("carrier", ["shard_map", "pmap"])
+def test_other_carriers_equal_the_twin(carrier):
+    command = [sys.executable, "-m", "tests.hccl.verb_cases", carrier]
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(verb_cases.__file__))))
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=os.environ | {"PYTHONPATH": root})
+    assert done.stdout.strip() == "equal", done.stderr[-2000:]
+
+
+def test_a_rank_that_does_not_call_and_one_that_disagrees(three):
+    cluster, comm = three
+    begun = host_ns(cluster).max()
+    # a first call links up: 140 s; rank 1 never calls
+    for card in (0, 2):
+        cluster, _ = hccl.on_card(cluster, card, reduce(comm))
+    assert codes(cluster) == [0, 0, 0]  # the calls themselves succeed
+    late = hccl.synchronize_stream(cluster, 0)
+    assert codes(late) == [aj.Code.RT_WAIT_TIMEOUT, 0, aj.Code.RT_WAIT_TIMEOUT]
+    assert (host_ns(late)[[0, 2]] >= begun + 140 * S).all()
+    assert host_ns(late)[1] < begun + S  # the rank that has nothing to wait for goes on
+    (line,) = hccl.explain_cluster(late)
+    assert "HCCL_E_TIMEOUT (9) [EI0006]: call 0 of hccl_world_group, all_reduce at hccl/test_verbs.py:" in line
+    assert "rank(s) [1] do not call; rank(s) [0, 2] wait for them" in line
+    # nothing more is taken by a stream that has failed
+    late, _ = hccl.on_card(late, 0, reduce(comm))
+    assert codes(late)[0] == HcclResult.RUNTIME
+    # rank 1 says something else: all end at once
+    wrong, _ = hccl.on_card(cluster, 1, reduce(comm, count=3))
+    wrong = hccl.synchronize_stream(wrong, 0)
+    assert codes(wrong) == [aj.Code.RT_INTERNAL_ERROR] * 3
+    assert (host_ns(wrong) < begun + S).all()
+    assert hccl.explain_cluster(wrong) == [
+        "HCCL_E_PARA (1) [EI0005]: call 0 of hccl_world_group: rank 1 has count = 3, rank 0 has 4"
+    ]
+    # and if it calls alike, nothing is wrong
+    right, _ = hccl.on_card(cluster, 1, reduce(comm))
+    right = hccl.synchronize_stream(right, 0)
+    assert codes(right) == [0, 0, 0]
+    assert hccl.explain_cluster(right) == []
+
+
+def test_a_card_alone_cannot_wait(three):
+    cluster, comm = three
+    cluster, _ = hccl.on_card(cluster, 0, reduce(comm))
+    with pytest.raises(ValueError, match="is alone: let all cards wait together"):
+        hccl.on_card(cluster, 0, lambda card: (aj.synchronize_stream(card, 0), None))
+    with pytest.raises(ValueError, match="no card has a number here"):
+        reduce(comm)(cluster.card(0).__class__(**{**vars(cluster.card(0)), "coupling": cluster.cards.coupling}))
+
+
+def test_buffers_and_streams_that_cannot_be(three):
+    cluster, comm = three
+    for call, code in (
+        (lambda card: hccl.HcclAllReduce(card, 0, BUF, 4, "float32", SUM, comm, 0), HcclResult.PTR),
+        (lambda card: hccl.HcclAllReduce(card, BUF, BUF, 300, "float32", SUM, comm, 0), HcclResult.MEMORY),
+        (lambda card: hccl.HcclAllReduce(card, BUF, -5, 4, "float32", SUM, comm, 0), HcclResult.MEMORY),
+        (lambda card: hccl.HcclAllReduce(card, BUF, BUF, 4, "float32", SUM, comm, 77), HcclResult.RUNTIME),
+        (lambda card: hccl.HcclAlltoAll(card, BUF, 4, "int8", BUF, 4, "int8", comm, 0), HcclResult.PARA),
+        (lambda card: hccl.HcclReduce(card, BUF, 0, 4, "int8", SUM, 1, comm, 0), HcclResult.SUCCESS),
+        (lambda card: hccl.HcclScatter(card, 0, BUF, 4, "int8", 1, comm, 0), HcclResult.SUCCESS),
+    ):
+        after, _ = hccl.on_card(cluster, 0, lambda card, call=call: (call(card), None))
+        assert codes(after)[0] == code
+        assert int(after.cards.clock[0, 4]) == (0 if code else 3)  # queued, all of it or nothing
+    for call, words in (
+        (lambda card: hccl.HcclAllReduce(card, BUF, BUF, 4, "uint8", SUM, comm, 0), "NOT_SUPPORT .*UINT8"),
+        (lambda card: hccl.HcclAllReduce(card, BUF, BUF, -4, "int8", SUM, comm, 0), "count = -4"),
+        (lambda card: hccl.HcclBroadcast(card, BUF, 4, "int8", 3, comm, 0), "root = 3"),
+        (lambda card: hccl.HcclSend(card, BUF, 4, "int8", 0, comm, 0), "does not send to itself"),
+        (lambda card: hccl.HcclSend(card, BUF, 4, "int8", 3, comm, 0), "dest_rank = 3"),
+        (lambda card: hccl.HcclRecv(card, BUF, 4, "int8", [0, 1], comm, 0), "src_rank has 2 entries"),
+        (lambda card: hccl.HcclAllReduce(card, BUF, BUF, 4, "int8", SUM, hccl.comm_world(3), 0), "on no cluster"),
+        (lambda card: hccl.HcclAlltoAll(card, BUF, 4, "int8", BUF, 5, "int8", comm, 0), "must be equal"),
+        (lambda card: hccl.HcclAllReduce(card, BUF, BUF, 1, "int32", SUM, comm, 0, send_offset=2), "offset = 2"),
+    ):
+        with pytest.raises(HcclError, match=words):
+            hccl.on_card(cluster, 0, lambda card, call=call: (call(card), None))
+
+
+def test_a_batch_must_fit_itself(three):
+    cluster, comm = three
+    send, recv = (lambda ranks, way=way: hccl.SendRecvItem(way, BUF, 4, "int8", ranks) for way in (True, False))
+    for items, words in (
+        ([send([1, 2, 0])], "1 sends and 0 receives"),
+        ([send([1, 2, 0]), recv([2, 0, -1])], "rank 1: sends to rank 2, which does not receive from it"),
+        ([send([1, -1, 0]), recv([2, 0, 1])], "rank 2: receives from rank 1, which does not send to it"),
+    ):
+        with pytest.raises(HcclError, match=words):
+            hccl.on_card(cluster, 0, lambda card, items=items: (hccl.HcclBatchSendRecv(card, items, comm, 0), None))
+
+
+def test_communicators_take_memory_and_give_it_back(three):
+    cluster, _ = three
+    used = np.asarray(cluster.cards.hbm.words[:, 1]) * 64
+    assert (used == (400 << 20) + 4096).all()  # and the block of 1 KiB, a page
+    fresh, second = hccl.comm_init(cluster, hccl.comm_world(3).sub([2, 0], name="two"))
+    assert (np.asarray(fresh.cards.hbm.words[:, 1]) * 64 - used).tolist() == [400 << 20, 0, 400 << 20]
+    gone = hccl.comm_destroy(fresh, second)
+    assert (np.asarray(gone.cards.hbm.words[:, 1]) * 64 == used).all()
+    with pytest.raises(HcclError, match="two was destroyed") as caught:
+        hccl.comm_destroy(gone, second)
+    assert caught.value.code == HcclResult.NOT_FOUND
+    # the same again is another one
+    again, third = hccl.comm_init(gone, hccl.comm_world(3).sub([2, 0], name="two"))
+    assert third != second
+    x = np.ones((3, 2), np.float32)
+    for use in (
+        lambda: hccl.on_cards(again, lambda card, x: (card, hccl.all_reduce(x, second)), x),
+        lambda: hccl.on_card(again, 0, reduce(second)),
+        lambda: hccl.make_plan(CHIP, [[], [], [hccl.Call(hccl.Collective.ALL_REDUCE, second, 4)]], again),
+    ):
+        with pytest.raises(HcclError, match="two was destroyed") as caught:
+            use()
+        assert caught.value.code == HcclResult.NOT_FOUND
+    _, total = hccl.on_cards(again, lambda card, x: (card, hccl.all_reduce(x, third)), x)
+    assert total[:, 0].tolist() == [2, 1, 2]
+
+
+def test_memory_that_is_not_there():
+    cluster = aj.cluster([CHIP, CHIP.replace(hbm_bytes=float(300 << 20))], **SMALL)
+    with pytest.raises(HcclError, match="rank 1: buffers of 2 x 200 MB do not fit") as caught:
+        hccl.comm_init_all(cluster)
+    assert caught.value.code == HcclResult.MEMORY
+    cluster, comm = hccl.comm_init_all(cluster, config=CommConfig(buffer_mb=100))
+    assert comm.memory_bytes == 200 << 20
