@@ -28,6 +28,14 @@ from ascend_jax.ops.attention_inference import (  # isort: skip
     prompt_flash_attention,
 )
 from ascend_jax.ops.attention_merge import attention_update, ring_attention_update  # isort: skip
+from ascend_jax.ops.attention_phases import (  # isort: skip
+    attention_update_get_workspace_size,
+    flash_attention_score_grad_get_workspace_size,
+    fused_infer_attention_score_get_workspace_size,
+    incre_flash_attention_get_workspace_size,
+    prompt_flash_attention_get_workspace_size,
+    ring_attention_update_get_workspace_size,
+)
 from ascend_jax.ops.attention_score import (  # isort: skip
     AttentionGrads,
     AttentionScore,
@@ -65,6 +73,7 @@ __all__ = [
     "attention_cost",
     "attention_reference",
     "attention_update",
+    "attention_update_get_workspace_size",
     "causal_mask",
     "choose_tile",
     "explain",
@@ -72,10 +81,13 @@ __all__ = [
     "flash_attention_score",
     "flash_attention_score_get_workspace_size",
     "flash_attention_score_grad",
+    "flash_attention_score_grad_get_workspace_size",
     "fused_infer_attention_score",
+    "fused_infer_attention_score_get_workspace_size",
     "get_workspace_size",
     "host_tiles",
     "incre_flash_attention",
+    "incre_flash_attention_get_workspace_size",
     "infer",
     "join_axis",
     "join_sequence",
@@ -94,9 +106,11 @@ __all__ = [
     "philox_dropout",
     "plain_attention",
     "prompt_flash_attention",
+    "prompt_flash_attention_get_workspace_size",
     "read_measurements",
     "ring_attention",
     "ring_attention_update",
+    "ring_attention_update_get_workspace_size",
     "shard_axis",
     "shard_sequence",
     "share_cores",

@@ -169,6 +169,8 @@ def _packed_rows(
     """Return the scoring of packed queries, and keys as one row: pages of all sequences one after the other."""
     if ends is None or kv_given is None:
         raise refuse("actual_seq_lengths, actual_seq_lengths_kv", None, "TND needs both lists")
+    if isinstance(ends, jax.core.Tracer) or isinstance(kv_given, jax.core.Tracer):
+        raise refuse("actual_seq_lengths, actual_seq_lengths_kv", "traced", "TND needs host integers: they choose rows")
     q_lens = sequence_lengths("actual_seq_lengths", ends, q.shape[2], is_exact=True)
     if is_paged:
         kv_lens, stride = [int(n) for n in np.asarray(kv_given)], k.shape[2]
