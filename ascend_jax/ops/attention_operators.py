@@ -1,7 +1,7 @@
 """The attention operators on a card, beside FlashAttentionScore: one row of a table each, one first phase for all.
 
-A row names the tensors, what they compute (the same function as on arrays, so that the refusals are the same), and how a
-launch is planned. Which tensors and outputs a call has are static attributes of its kernel.
+A row names the tensors, what they compute (the function on arrays, so that the refusals are the same), and how a launch
+is planned. Which tensors and outputs a call has are static attributes of its kernel.
 """
 
 import dataclasses
@@ -151,8 +151,10 @@ def _plan(
 
 
 for _name, _entry in ATTENTION_OPERATORS.items():
-    _of = (functools.partial(each, _name) for each in (_value, _plan, _infer_outputs))
-    registry.add(Operator(_name, *_of, scalars=_entry.scalars))
+    _of = functools.partial
+    registry.add(
+        Operator(_name, _of(_value, _name), _of(_plan, _name), _of(_infer_outputs, _name), scalars=_entry.scalars)
+    )
 
 
 def first_phase(

@@ -270,13 +270,12 @@ def attention_update_get_workspace_size(
     """
     if isinstance(lse, Tensor) and isinstance(local_out, Tensor):
         tensors = {"lse": lse, "local_out": local_out}
+    elif isinstance(lse, Sequence) and isinstance(local_out, Sequence) and len(lse) == len(local_out) > 0:
+        tensors = {f"lse[{n}]": each for n, each in enumerate(lse)}
+        tensors |= {f"local_out[{n}]": each for n, each in enumerate(local_out)}
     else:
-        lists = (("lse", lse), ("local_out", local_out))
-        for name, given in lists:
-            if not isinstance(given, Sequence) or not given:
-                raise ParameterError(Code.PARAM_NULLPTR, name, given, "must be a list of tensors, or both stacked")
-        if len(lse) != len(local_out):
-            raise refuse("lse, local_out", f"{len(lse)}, {len(local_out)}", "must be equally many")
-        tensors = {f"{name}[{n}]": each for name, given in lists for n, each in enumerate(given)}
+        given = f"{type(lse).__name__}, {type(local_out).__name__}"
+        code = Code.PARAM_NULLPTR if lse is None or local_out is None else Code.PARAM_INVALID
+        raise refuse("lse, local_out", given, "must be lists of equally many tensors, or both stacked", code)
     outputs = {"out": out, "lse_out": lse_out}
     return first_phase(card, "AttentionUpdate", tensors, outputs, {}, core_limit, site)
