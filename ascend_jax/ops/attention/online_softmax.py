@@ -133,8 +133,12 @@ class Head(NamedTuple):
         """Runs ``step(kv tile, state, is_masked)`` over the live key tiles of a query tile."""
         if self.kv_tiles == 1:
             return step(0, state, True)  # no loops: a small call compiles in a fraction of the time
+        if self.runs.live is not None:
+            order, count = self.runs.live
+            of = tuple(index if n > 1 else 0 for n, index in zip(order.shape, (self.batch, self.head), strict=False))
+            return lax.fori_loop(0, count[*of, q_index], lambda n, x: step(order[*of, q_index, n], x, True), state)
         at = self.batch if self.runs.start.shape[0] > 1 else 0
-        start, full, part, end = (x[at, q_index] for x in self.runs)
+        start, full, part, end = (x[at, q_index] for x in self.runs[:4])
         state = lax.fori_loop(full, part, lambda j, x: step(j, x, False), state)
         before = full - start  # masked tiles lie on both sides of the full ones
         return lax.fori_loop(

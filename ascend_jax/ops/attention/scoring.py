@@ -13,6 +13,7 @@ from jax import lax
 from ascend_jax.ops.attention.dropout import PHILOX_COLUMNS, Dropout, Elements, keep_tile
 
 __all__ = [
+    "LiveTiles",
     "Options",
     "Scoring",
     "Spot",
@@ -108,6 +109,13 @@ def lines_of(scoring: Scoring, batch: Any, row0: Any, rows: int) -> Lines:
     return Lines(low, high, at if row is None else row, fetch(scoring.origin), fetch(scoring.q_segment))
 
 
+class LiveTiles(NamedTuple):
+    """The key tiles of which a mask array shows a pair, within the run of their query tile."""
+
+    order: jax.Array  # int32 [B|1, N|1, q tiles, kv tiles], their numbers, rising, and then all others
+    count: jax.Array  # int32 [B|1, N|1, q tiles]
+
+
 class TileRuns(NamedTuple):
     """Of each query tile ``[Bx, q tiles]``: live key tiles ``[start, end)``, and ``[full, part)`` without mask."""
 
@@ -115,6 +123,7 @@ class TileRuns(NamedTuple):
     full: jax.Array
     part: jax.Array
     end: jax.Array
+    live: LiveTiles | None = None  # with a mask array
 
 
 def tile_runs(scoring: Scoring, options: Options) -> TileRuns:
@@ -134,7 +143,32 @@ def tile_runs(scoring: Scoring, options: Options) -> TileRuns:
         part = jnp.zeros_like(part)
     if scoring.is_whole is not None:
         part = jnp.where(scoring.is_whole, part, 0)
-    return TileRuns(start, full, part.clip(full, end), end)
+    return TileRuns(start, full, part.clip(full, end), end, _live_tiles(scoring, options, start, end))
+
+
+def _live_tiles(scoring: Scoring, options: Options, start: jax.Array, end: jax.Array) -> LiveTiles | None:
+    """Summarises a mask array by tiles, once per call; None where it is not laid out by tiles."""
+    mask = scoring.mask
+    if mask is None or options.mask_is_local or mask.shape[3] == 1:
+        return None
+    q_tile, kv_tile = options.tile
+    seen = (mask == 0) if options.mask_hides else (mask != 0)
+    q_len = scoring.low.shape[1]
+    seen = seen[:, :, :q_len]  # a mask smaller than a tile is padded
+    rows = 1 if mask.shape[2] == 1 else q_tile
+    pads = [(0, 0), (0, 0), (0, -seen.shape[2] % rows), (0, -seen.shape[3] % kv_tile)]
+    tiles = jnp.pad(seen, pads).reshape(*seen.shape[:2], -(-seen.shape[2] // rows), rows, -1, kv_tile)
+    is_live = tiles.any(axis=(3, 5))
+    at = jnp.arange(is_live.shape[3])[None, None, :]
+    is_met = (start[..., None] <= at) & (at < end[..., None])
+    if options.mask_value is not None:  # a row whose pairs are all masked averages over them: visit all
+        columns = jnp.arange(seen.shape[3])[None, None, :]
+        within = (scoring.low[..., None] <= columns) & (columns < scoring.high[..., None])
+        is_blind = (scoring.low < scoring.high)[:, None] & ~(seen & within[:, None]).any(axis=3)
+        is_blind = jnp.pad(is_blind, ((0, 0), (0, 0), (0, -q_len % q_tile)))
+        is_live = is_live | is_blind.reshape(*is_blind.shape[:2], -1, q_tile).any(axis=3)[..., None]
+    is_live = is_live & is_met[:, None]
+    return LiveTiles(jnp.argsort(~is_live, axis=3, stable=True).astype(jnp.int32), is_live.sum(axis=3))
 
 
 def _up(x: jax.Array, step: int) -> jax.Array:
