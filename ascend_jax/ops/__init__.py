@@ -21,12 +21,8 @@ from ascend_jax.ops.registry import Operator, Plan, add, get_workspace_size, inf
 from ascend_jax.ops.timing.measured import Measurements, read_measurements
 
 # after the module of the same name: the function takes it over as an attribute of the package
-from ascend_jax.ops.attention_inference import (  # isort: skip
-    InferAttention,
-    fused_infer_attention_score,
-    incre_flash_attention,
-    prompt_flash_attention,
-)
+from ascend_jax.ops.attention_branches import incre_flash_attention, prompt_flash_attention  # isort: skip
+from ascend_jax.ops.attention_inference import InferAttention, fused_infer_attention_score  # isort: skip
 from ascend_jax.ops.attention_merge import attention_update, ring_attention_update  # isort: skip
 from ascend_jax.ops.attention_phases import (  # isort: skip
     attention_update_get_workspace_size,

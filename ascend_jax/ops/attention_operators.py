@@ -15,11 +15,8 @@ import numpy as np
 
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops import registry
-from ascend_jax.ops.attention_inference import (
-    fused_infer_attention_score,
-    incre_flash_attention,
-    prompt_flash_attention,
-)
+from ascend_jax.ops.attention_branches import incre_flash_attention, prompt_flash_attention
+from ascend_jax.ops.attention_inference import fused_infer_attention_score
 from ascend_jax.ops.attention_layout import refuse
 from ascend_jax.ops.attention_merge import attention_update, ring_attention_update
 from ascend_jax.ops.attention_plans import plan_backward, plan_inference, plan_merge
@@ -89,6 +86,7 @@ _CACHE = (
     "pse_shift", "atten_mask", "actual_seq_lengths", "actual_seq_lengths_kv", "block_table", "key_antiquant_scale",
     "key_antiquant_offset", "value_antiquant_scale", "value_antiquant_offset", "key_shared_prefix",
     "value_shared_prefix", "query_padding_size", "kv_padding_size", "query_rope", "key_rope", "learnable_sink",
+    "dequant_scale1", "quant_scale1", "dequant_scale2", "quant_scale2", "quant_offset2",
 )  # fmt: skip
 _HOST_TOO = ("actual_seq_lengths", "actual_seq_lengths_kv")  # a tensor, or host integers
 _QKV = ("query", "key", "value")

@@ -91,7 +91,7 @@ def inference_shape(inputs: Arguments, attributes: Mapping[str, Any]) -> Attenti
             extra = heads_first(inputs[name].shape, layout, kv_heads if name.startswith("key") else heads)
             kv_len, dim = (kv_len + extra[2], dim) if name.startswith("key") else (kv_len, dim + extra[3])
     mode = attributes.get("sparse_mode", 0) if "atten_mask" in inputs and q_len > 1 else 0
-    size = inputs["query"].dtype.itemsize
+    size = max(2, inputs["query"].dtype.itemsize)  # int8 calls take the time of 16-bit ones
     return AttentionShape(batch, heads, kv_heads, q_len, max(1, kv_len), dim, value_dim, size, _causal(mode))
 
 

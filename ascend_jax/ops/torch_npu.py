@@ -13,11 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.ops.attention.visibility import ALL_TOKENS
-from ascend_jax.ops.attention_inference import (
-    fused_infer_attention_score,
-    incre_flash_attention,
-    prompt_flash_attention,
-)
+from ascend_jax.ops.attention_branches import incre_flash_attention, prompt_flash_attention
+from ascend_jax.ops.attention_inference import fused_infer_attention_score
 from ascend_jax.ops.attention_layout import refuse
 from ascend_jax.ops.attention_merge import attention_update, ring_attention_update
 from ascend_jax.ops.attention_score import flash_attention_score, flash_attention_score_grad

@@ -25,6 +25,7 @@ from ascend_jax.ops.attention.scoring import (
     TileRuns,
     keep_weights,
     lines_of,
+    quantise_weights,
     tile_mask,
     tile_runs,
     tile_scores,
@@ -191,7 +192,8 @@ def _absorb(rows: RowState, scores: jax.Array, v: jax.Array, spot: Spot, at: Hea
         weights = jnp.where(mask, weights, 0)  # exact by itself, whatever exp makes of -inf
     decay = jnp.exp(rows.row_max - row_max)
     row_sum = rows.row_sum * decay + weights.sum(axis=1)
-    weights = round_to(keep_weights(weights, spot, at.scoring), at.options.weight_dtype)
+    weights = quantise_weights(keep_weights(weights, spot, at.scoring), at.scoring)
+    weights = round_to(weights, at.options.weight_dtype)
     return RowState(row_max, row_sum, rows.acc * decay[:, None] + dot(weights, v, at.options))
 
 

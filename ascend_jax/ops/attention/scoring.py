@@ -20,6 +20,7 @@ __all__ = [
     "TileRuns",
     "fit_to_tile",
     "keep_weights",
+    "quantise_weights",
     "tile_mask",
     "tile_runs",
     "tile_scores",
@@ -65,6 +66,7 @@ class Scoring:
     is_whole: jax.Array | None = None  # bool [Bx, 1], every segment is one run of columns: the interval says it all
     mask: jax.Array | None = None  # bool or uint8 [B|1, N|1, Sq|1, Skv|1]
     dropout: Dropout | None = None
+    weight_scale: jax.Array | None = None  # float32 []: weights times it are rounded to int8, and stay multiplied
     order: Elements | None = None  # numbers of the elements, for dropout and flat bias; None: [B, N, Sq, Skv]
 
 
@@ -240,6 +242,13 @@ def tile_mask(spot: Spot, scoring: Scoring, options: Options) -> tuple[jax.Array
             given = slice_tile(scoring.mask, spot)
         seen = seen & ((given == 0) if options.mask_hides else (given != 0))
     return seen, visited
+
+
+def quantise_weights(weights: jax.Array, scoring: Scoring) -> jax.Array:
+    """Multiplies a tile of weights by the scale and rounds it to int8, as integers in the type of the weights."""
+    if scoring.weight_scale is None:
+        return weights
+    return jnp.clip(jnp.round(weights * scoring.weight_scale.astype(weights.dtype)), -128, 127)
 
 
 def keep_weights(weights: jax.Array, spot: Spot, scoring: Scoring) -> jax.Array:
