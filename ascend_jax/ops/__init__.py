@@ -40,15 +40,17 @@ from ascend_jax.ops.attention_score import (  # isort: skip
 )
 from ascend_jax.ops.torch_npu import (  # isort: skip
     npu_attention_update,
-    npu_fused_infer_attention_score,
-    npu_fused_infer_attention_score_v2,
     npu_fusion_attention,
     npu_fusion_attention_grad,
     npu_fusion_attention_v2,
     npu_fusion_attention_v3,
+    npu_ring_attention_update,
+)
+from ascend_jax.ops.torch_npu_inference import (  # isort: skip
+    npu_fused_infer_attention_score,
+    npu_fused_infer_attention_score_v2,
     npu_incre_flash_attention,
     npu_prompt_flash_attention,
-    npu_ring_attention_update,
 )
 
 __all__ = [
