@@ -1,8 +1,9 @@
 """Measure FlashAttention on this machine's CPU, side by side with its peers in one process.
 
-    python tools/bench_attention.py [--json] [--seq 512 1024 2048] [--dims 64 128] [--heads 4] [--rounds 5] [--decode]
+    python tools/bench_attention.py [--json] [--full] [--seq 1024 4096] [--dims 64] [--heads 4] [--rounds 3] [--decode]
 
-Prints each case as soon as it is measured (with ``--json`` to stderr); with its defaults it takes a few minutes.
+Prints each case as soon as it is measured (with ``--json`` to stderr). By default S is 1,024 and 4,096 and D is 64;
+``--full`` takes S from 512 to 8,192 and D of 64 and 128, and many minutes.
 
 Peers: ``torch.nn.functional.scaled_dot_product_attention`` (if torch is installed), ``jax.nn.dot_product_attention``,
 and the unfused form. Every round runs each implementation once, in turn, so that a busy machine disturbs all alike;
@@ -36,13 +37,16 @@ def main() -> None:
     """Run the cases and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--seq", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192])
-    parser.add_argument("--dims", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--full", action="store_true", help="S from 512 to 8,192, D of 64 and 128, 5 rounds")
+    parser.add_argument("--seq", type=int, nargs="+")
+    parser.add_argument("--dims", type=int, nargs="+")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--heads", type=int, help="by default 4, fewer from 2,048 on")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--decode", action="store_true", help="only the paged decode case")
     flags = parser.parse_args()
+    lengths, dims, rounds = ([512, 1024, 2048, 4096, 8192], [64, 128], 5) if flags.full else ([1024, 4096], [64], 3)
+    flags.seq, flags.dims, flags.rounds = flags.seq or lengths, flags.dims or dims, flags.rounds or rounds
     rows: list[dict[str, Any]] = []
     for found in cases(flags):
         rows += found

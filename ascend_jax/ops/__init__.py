@@ -21,13 +21,17 @@ from ascend_jax.ops.registry import Operator, Plan, add, get_workspace_size, inf
 from ascend_jax.ops.timing.measured import Measurements, read_measurements
 
 # after the module of the same name: the function takes it over as an attribute of the package
-from ascend_jax.ops.attention_inference import (  # isort: skip
-    InferAttention,
-    fused_infer_attention_score,
-    incre_flash_attention,
-    prompt_flash_attention,
-)
+from ascend_jax.ops.attention_branches import incre_flash_attention, prompt_flash_attention  # isort: skip
+from ascend_jax.ops.attention_inference import InferAttention, fused_infer_attention_score  # isort: skip
 from ascend_jax.ops.attention_merge import attention_update, ring_attention_update  # isort: skip
+from ascend_jax.ops.attention_phases import (  # isort: skip
+    attention_update_get_workspace_size,
+    flash_attention_score_grad_get_workspace_size,
+    fused_infer_attention_score_get_workspace_size,
+    incre_flash_attention_get_workspace_size,
+    prompt_flash_attention_get_workspace_size,
+    ring_attention_update_get_workspace_size,
+)
 from ascend_jax.ops.attention_score import (  # isort: skip
     AttentionGrads,
     AttentionScore,
@@ -36,15 +40,17 @@ from ascend_jax.ops.attention_score import (  # isort: skip
 )
 from ascend_jax.ops.torch_npu import (  # isort: skip
     npu_attention_update,
-    npu_fused_infer_attention_score,
-    npu_fused_infer_attention_score_v2,
     npu_fusion_attention,
     npu_fusion_attention_grad,
     npu_fusion_attention_v2,
     npu_fusion_attention_v3,
+    npu_ring_attention_update,
+)
+from ascend_jax.ops.torch_npu_inference import (  # isort: skip
+    npu_fused_infer_attention_score,
+    npu_fused_infer_attention_score_v2,
     npu_incre_flash_attention,
     npu_prompt_flash_attention,
-    npu_ring_attention_update,
 )
 
 __all__ = [
@@ -65,6 +71,7 @@ __all__ = [
     "attention_cost",
     "attention_reference",
     "attention_update",
+    "attention_update_get_workspace_size",
     "causal_mask",
     "choose_tile",
     "explain",
@@ -72,10 +79,13 @@ __all__ = [
     "flash_attention_score",
     "flash_attention_score_get_workspace_size",
     "flash_attention_score_grad",
+    "flash_attention_score_grad_get_workspace_size",
     "fused_infer_attention_score",
+    "fused_infer_attention_score_get_workspace_size",
     "get_workspace_size",
     "host_tiles",
     "incre_flash_attention",
+    "incre_flash_attention_get_workspace_size",
     "infer",
     "join_axis",
     "join_sequence",
@@ -94,9 +104,11 @@ __all__ = [
     "philox_dropout",
     "plain_attention",
     "prompt_flash_attention",
+    "prompt_flash_attention_get_workspace_size",
     "read_measurements",
     "ring_attention",
     "ring_attention_update",
+    "ring_attention_update_get_workspace_size",
     "shard_axis",
     "shard_sequence",
     "share_cores",

@@ -1,4 +1,4 @@
-"""The inference attention operators on arrays: ``fused_infer_attention_score``, and its two older branches.
+"""``fused_infer_attention_score`` on arrays: attention of prompts and of decoding.
 
 ``FusedInferAttentionScore`` sends a call with one query row to the incremental branch, which ignores tokens and the
 compressed modes, and all others to the prompt branch. Sources: ops-transformer, fused_infer_attention_score,
@@ -21,15 +21,17 @@ from ascend_jax.ops.attention_geometry import packed_geometry
 from ascend_jax.ops.attention_inference_checks import (
     INFERENCE_LAYOUTS,
     check_dims,
+    check_latent,
     check_mask,
     check_operands,
     lengths_of,
 )
 from ascend_jax.ops.attention_inference_keys import CacheFields, keys_of, pool_lengths, with_rope
+from ascend_jax.ops.attention_int8 import check_scales, number, quantise
 from ascend_jax.ops.attention_layout import from_heads_first, refuse, sequence_lengths, to_heads_first
 from ascend_jax.ops.paged_decode import paged_decode
 
-__all__ = ["InferAttention", "fused_infer_attention_score", "incre_flash_attention", "prompt_flash_attention"]
+__all__ = ["InferAttention", "fused_infer_attention_score"]
 
 
 class InferAttention(NamedTuple):
@@ -69,7 +71,8 @@ def fused_infer_attention_score(
     rows, or with sparse mode 3, or with bit 1 of ``inner_precise``; its log-sum-exp is +inf, as is that of padding.
 
     Args:
-      query: float16, bfloat16 or float32, in ``input_layout``: "BSH", "BSND", "BNSD", "BNSD_BSND", "TND", "NTD_TND".
+      query: float16, bfloat16, float32 or int8, in ``input_layout``: "BSH", "BSND", "BNSD", "BNSD_BSND", "TND",
+        "NTD_TND".
       key: As query or int8; with ``block_table`` a page pool [blocks, bs, H], [blocks, N, bs, D] or NZ. A list of one
         array is taken as that array.
       value: Likewise.
@@ -92,7 +95,8 @@ def fused_infer_attention_score(
       emulate: Round as the device does: weights to the type of query; scores to float16 with high performance.
       **cache: key_antiquant_scale, _offset, _mode, and for value (int8: ``(x + offset) * scale``);
         key_shared_prefix, value_shared_prefix, actual_shared_prefix_len; query_padding_size, kv_padding_size;
-        query_rope, key_rope.
+        query_rope, key_rope; dequant_scale1, quant_scale1, dequant_scale2 for int8 queries, and quant_scale2,
+        quant_offset2 for an int8 output (:mod:`~ascend_jax.ops.attention_int8`).
 
     Raises:
       ParameterError: 161001, 161002 or 561002, as the first phase refuses.
@@ -107,6 +111,7 @@ def fused_infer_attention_score(
     fields = CacheFields(**cache)
     key, value = (x[0] if isinstance(x, list | tuple) and len(x) == 1 else x for x in (key, value))
     check_operands(query, key, value, num_heads, num_key_value_heads, input_layout, sparse_mode, inner_precise)
+    check_scales(query, key, value, fields)
     source, target = INFERENCE_LAYOUTS[input_layout]
     kv_heads = num_key_value_heads or num_heads
     q = query[None] if source == "NTD" else to_heads_first("query", query, source, num_heads)
@@ -114,7 +119,8 @@ def fused_infer_attention_score(
     takes_pages = block_table is not None and not is_packed and q.shape[2] == 1 and key.dtype == query.dtype
     if (
         takes_pages
-        and fields == CacheFields()
+        and query.dtype != jnp.int8
+        and _all_absent(*(x for x in fields if not isinstance(x, int)))
         and not emulate
         and _all_absent(pse_shift, atten_mask, learnable_sink, actual_seq_lengths)
     ):
@@ -123,8 +129,15 @@ def fused_infer_attention_score(
         out, lse = paged_decode(q, key, value, block_table, lengths, scale_value, block_size, kv_heads)
         return InferAttention(from_heads_first(out, target), lse if softmax_lse_flag else jnp.zeros(0, jnp.float32))
     k, v, kv_lengths = keys_of(key, value, q, kv_heads, source, block_table, block_size, actual_seq_lengths_kv, fields)
-    check_dims(q, k, v, input_layout, fields.query_rope is not None)
-    q, k = with_rope(q, k, fields, source, num_heads, kv_heads)
+    has_rope = fields.query_rope is not None
+    check_dims(q, k, v, input_layout, has_rope)
+    if has_rope:
+        longest = (
+            max(sequence_lengths("actual_seq_lengths", actual_seq_lengths, q.shape[2])) if is_packed else q.shape[2]
+        )
+        check_latent(q, kv_heads, sparse_mode, longest)
+    where = {"table": block_table, "block_size": block_size, "lengths": kv_lengths}
+    q, k = with_rope(q, k, fields, source, num_heads, kv_heads, **where)
     has_one_row = q.shape[2] == 1 and not is_packed
     mode = SparseMode.NO_MASK if has_one_row or atten_mask is None else SparseMode(sparse_mode)
     tokens = (ALL_TOKENS, ALL_TOKENS) if has_one_row or atten_mask is None else (pre_tokens, next_tokens)
@@ -147,7 +160,15 @@ def fused_infer_attention_score(
         weight_dtype=str(q.dtype) if emulate and q.dtype.itemsize == 2 else None,
         score_dtype="float16" if emulate and inner_precise & 1 and q.dtype == jnp.float16 else None,
     )
-    out, lse = _compute(q, k, v, scoring, options, scale_value, _pse(pse_shift, q, k), _sink(learnable_sink, num_heads))
+    if q.dtype == jnp.int8:
+        scale_value = scale_value * number("dequant_scale1", fields.dequant_scale1)
+        scoring = dataclasses.replace(scoring, weight_scale=number("quant_scale1", fields.quant_scale1))
+        q, k, v = (x.astype(jnp.float32) for x in (q, k, v))  # products of int8 are exact
+    out, lse = _compute(
+        q, k, v, scoring, options, scale_value, _pse(pse_shift, query.dtype, q, k), _sink(learnable_sink, num_heads)
+    )
+    if query.dtype == jnp.int8:
+        out = (out * number("dequant_scale2", fields.dequant_scale2)).astype(jnp.float16)
     if fields.query_padding_size is not None:
         out, lse = (_right_aligned(x, fields.query_padding_size, q_lengths) for x in (out, lse))
         lse = jnp.where(_in_use(lse, fields.query_padding_size, q_lengths), lse, jnp.inf)
@@ -156,7 +177,7 @@ def fused_infer_attention_score(
         lse = jnp.zeros(0, jnp.float32)
     elif is_packed:
         lse = jnp.swapaxes(lse[0], 0, 1)
-    return InferAttention(from_heads_first(out, target), lse)
+    return InferAttention(from_heads_first(quantise(out, fields), target), lse)
 
 
 def _all_absent(*tensors: Any) -> bool:
@@ -169,6 +190,8 @@ def _packed_rows(
     """Return the scoring of packed queries, and keys as one row: pages of all sequences one after the other."""
     if ends is None or kv_given is None:
         raise refuse("actual_seq_lengths, actual_seq_lengths_kv", None, "TND needs both lists")
+    if isinstance(ends, jax.core.Tracer) or isinstance(kv_given, jax.core.Tracer):
+        raise refuse("actual_seq_lengths, actual_seq_lengths_kv", "traced", "TND needs host integers: they choose rows")
     q_lens = sequence_lengths("actual_seq_lengths", ends, q.shape[2], is_exact=True)
     if is_paged:
         kv_lens, stride = [int(n) for n in np.asarray(kv_given)], k.shape[2]
@@ -192,12 +215,13 @@ def _packed_rows(
     return scoring, k, v
 
 
-def _pse(pse: Any, q: Any, k: Any) -> Any:
+def _pse(pse: Any, dtype: Any, q: Any, k: Any) -> Any:
     if pse is None:
         return None
     batch, heads, q_len, _ = q.shape
-    if pse.dtype != q.dtype or pse.ndim != 4 or pse.shape[0] not in (1, batch) or pse.shape[1] != heads:
-        raise refuse("pse_shift", f"{pse.dtype}{list(pse.shape)}", f"must be {q.dtype} [B or 1, {heads}, Sq, Skv]")
+    wanted = "float16" if dtype == jnp.int8 else str(dtype)
+    if str(pse.dtype) != wanted or pse.ndim != 4 or pse.shape[0] not in (1, batch) or pse.shape[1] != heads:
+        raise refuse("pse_shift", f"{pse.dtype}{list(pse.shape)}", f"must be {wanted} [B or 1, {heads}, Sq, Skv]")
     if pse.shape[2] < q_len or pse.shape[3] < k.shape[2]:
         raise refuse("pse_shift.shape", list(pse.shape), f"must cover Sq = {q_len} and Skv = {k.shape[2]}")
     return pse[:, :, :q_len, : k.shape[2]]
@@ -243,57 +267,3 @@ def _in_use(x: jax.Array, padding: Any, lengths: Any) -> jax.Array:
     at = jnp.arange(x.shape[2])[None, :]
     start = end - jnp.asarray(lengths)[:, None]
     return ((at >= start) & (at < end) & (start >= 0))[:, None, :, None]
-
-
-def prompt_flash_attention(
-    query: jax.Array, key: Any, value: Any, *, next_tokens: int = 0, **attributes: Any
-) -> jax.Array:
-    """Compute ``aclnnPromptFlashAttentionV3`` on arrays: the prompt branch, without log-sum-exp.
-
-    Args:
-      query: As :func:`fused_infer_attention_score`; so are ``key``, ``value`` and ``attributes``.
-      key: Keys.
-      value: Values.
-      next_tokens: **0 unless given**: with a mask and sparse mode 0, blocks right of the diagonal are not visited.
-      **attributes: num_heads, input_layout, scale_value, atten_mask, and so on.
-
-    >>> q = jnp.zeros((1, 2, 4))
-    >>> prompt_flash_attention(q, q, q).shape
-    (1, 2, 4)
-    """
-    _without("prompt_flash_attention", attributes, ("softmax_lse_flag", "block_table"))
-    return fused_infer_attention_score(query, key, value, next_tokens=next_tokens, **attributes).attention_out
-
-
-def incre_flash_attention(
-    query: jax.Array, key: Any, value: Any, *, inner_precise: int = 1, **attributes: Any
-) -> jax.Array:
-    """Compute ``aclnnIncreFlashAttentionV4`` on arrays: one query row against a cache.
-
-    Args:
-      query: One row per batch row; see :func:`fused_infer_attention_score` for this and the others.
-      key: Keys, plain or pages.
-      value: Values.
-      inner_precise: **1 unless given**.
-      **attributes: num_heads, input_layout, actual_seq_lengths_kv, block_table, and so on.
-
-    Raises:
-      ParameterError: 161002 for more than one query row.
-
-    >>> q = jnp.zeros((1, 1, 4))
-    >>> incre_flash_attention(q, q, q).shape
-    (1, 1, 4)
-    """
-    _without("incre_flash_attention", attributes, ("softmax_lse_flag", "pre_tokens", "next_tokens", "sparse_mode"))
-    axis = {"BSH": 1, "BSND": 1, "BNSD": 2}.get(attributes.get("input_layout", "BSH"))
-    if axis is None:
-        raise refuse("input_layout", attributes["input_layout"], "must be BSH, BSND or BNSD")
-    if query.ndim > axis and query.shape[axis] != 1:
-        raise refuse("query.shape", list(query.shape), "must have one query row")
-    return fused_infer_attention_score(query, key, value, inner_precise=inner_precise, **attributes).attention_out
-
-
-def _without(operator: str, attributes: dict[str, Any], names: tuple[str, ...]) -> None:
-    for name in names:
-        if name in attributes:
-            raise refuse(name, attributes[name], f"{operator} has no such parameter")

@@ -10,7 +10,15 @@ from ascend_jax.ops.attention_geometry import COMPRESSED_MASK
 from ascend_jax.ops.attention_layout import refuse
 from ascend_jax.runtime.codes import Code, ParameterError
 
-__all__ = ["INFERENCE_LAYOUTS", "check_dims", "check_head_dims", "check_mask", "check_operands", "lengths_of"]
+__all__ = [
+    "INFERENCE_LAYOUTS",
+    "check_dims",
+    "check_head_dims",
+    "check_latent",
+    "check_mask",
+    "check_operands",
+    "lengths_of",
+]
 
 INFERENCE_LAYOUTS = {  # of the inputs, of the output
     "BSH": ("BSH", "BSH"),
@@ -24,6 +32,7 @@ _RANKS = {"BSH": 3, "BSND": 4, "BNSD": 4, "TND": 3, "NTD": 3}
 _DTYPES = ("float16", "bfloat16", "float32")
 _PACKED_DIMS = ((64, 64), (128, 128), (192, 192), (192, 128))
 MAX_HEADS, MAX_GROUP, MAX_DIM = 256, 64, 512
+LATENT_DIM, LATENT_ROWS, LATENT_HEADS = 512, 16, tuple(1 << n for n in range(8))  # of absorbed latent attention
 
 
 def check_operands(
@@ -42,14 +51,15 @@ def check_operands(
     rank = _RANKS[INFERENCE_LAYOUTS[layout][0]]
     if query.ndim != rank:
         raise refuse("query.shape", list(query.shape), f"must have rank {rank}: {layout}")
-    if str(query.dtype) not in _DTYPES:
-        raise refuse("query.dtype", query.dtype, f"must be one of {', '.join(_DTYPES)}")
+    if str(query.dtype) not in (*_DTYPES, "int8"):
+        raise refuse("query.dtype", query.dtype, f"must be one of {', '.join(_DTYPES)}, or int8 with its scales")
     for name, given in (("key", key), ("value", value)):
         if given.dtype != query.dtype and given.dtype != jnp.int8:
             raise refuse(f"{name}.dtype", given.dtype, f"must be {query.dtype}, that of query, or int8")
     kv_heads = kv_heads or heads
-    if not 1 <= heads <= MAX_HEADS or kv_heads < 1 or heads % kv_heads or heads // kv_heads > MAX_GROUP:
-        rule = f"1 <= num_heads <= {MAX_HEADS}, a multiple of num_key_value_heads, at most {MAX_GROUP} times it"
+    most = MAX_GROUP if query.shape[-1] not in (LATENT_DIM, heads * LATENT_DIM) else max(LATENT_HEADS)
+    if not 1 <= heads <= MAX_HEADS or kv_heads < 1 or heads % kv_heads or heads // kv_heads > most:
+        rule = f"1 <= num_heads <= {MAX_HEADS}, a multiple of num_key_value_heads, at most {most} times it"
         raise refuse("num_heads, num_key_value_heads", f"{heads}, {kv_heads}", rule)
     if layout == "NTD_TND" and (query.shape[0] != heads):
         raise refuse("query.shape", list(query.shape), f"must have {heads} heads in axis 0: {layout}")
@@ -70,6 +80,24 @@ def check_dims(q: Any, k: Any, v: Any, layout: str, has_rope: bool) -> None:
     if layout in ("TND", "NTD_TND") and not has_rope and (dim, value_dim) not in _PACKED_DIMS:
         known = ", ".join(f"{a}/{b}" for a, b in _PACKED_DIMS)
         raise refuse("D of query, value", f"{dim}, {value_dim}", f"{layout} takes {known}", Code.INNER_TILING)
+
+
+def check_latent(q: Any, kv_heads: int, mode: int, longest: int) -> None:
+    """Check a call with rotary parts whose head dimension is 512: latent attention with the projections absorbed.
+
+    Raises:
+      ParameterError: 561002: heads that are no power of two up to 128, several key heads, more than 16 query rows of a
+        sequence, or a sparse mode other than 0, 3, 4.
+    """
+    heads, dim = q.shape[1], q.shape[3]
+    if dim != LATENT_DIM:
+        return
+    if heads not in LATENT_HEADS or kv_heads != 1:
+        rule = f"D = {dim} with rope needs num_heads of {LATENT_HEADS} and one key head"
+        raise refuse("num_heads, num_key_value_heads", f"{heads}, {kv_heads}", rule, Code.INNER_TILING)
+    if longest > LATENT_ROWS or mode not in (0, 3, 4):
+        rule = f"D = {dim} with rope takes 1 to {LATENT_ROWS} query rows and sparse mode 0, 3 or 4"
+        raise refuse("Sq, sparse_mode", f"{longest}, {mode}", rule, Code.INNER_TILING)
 
 
 def check_head_dims(dim: int, key_dim: int, value_dim: int) -> None:

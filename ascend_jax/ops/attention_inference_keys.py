@@ -28,6 +28,11 @@ class CacheFields(NamedTuple):
     kv_padding_size: Any = None
     query_rope: Any = None
     key_rope: Any = None
+    dequant_scale1: Any = None
+    quant_scale1: Any = None
+    dequant_scale2: Any = None
+    quant_scale2: Any = None
+    quant_offset2: Any = None
 
 
 def keys_of(
@@ -61,7 +66,7 @@ def keys_of(
     if fields.kv_padding_size is not None:
         pair = [kv_cache.left_aligned(x, fields.kv_padding_size, kv_lengths) for x in pair]
     for index, name in enumerate(("key", "value")):
-        if pair[index].dtype == jnp.int8:
+        if pair[index].dtype == jnp.int8 and q.dtype != jnp.int8:
             scale, offset, mode = (getattr(fields, f"{name}_antiquant_{part}") for part in ("scale", "offset", "mode"))
             if mode in (4, 5) and table is not None and scale is not None:
                 scale, offset = (
@@ -120,19 +125,32 @@ def _with_prefix(k: Any, v: Any, lengths: Any, fields: CacheFields, heads: int, 
     return (*joined, jnp.asarray(lengths) + count)  # type: ignore[return-value]
 
 
-def with_rope(q: Any, k: Any, fields: CacheFields, source: str, heads: int, kv_heads: int) -> tuple[Any, Any]:
-    """Append the rotary parts along D: their products add up."""
+def with_rope(
+    q: Any,
+    k: Any,
+    fields: CacheFields,
+    source: str,
+    heads: int,
+    kv_heads: int,
+    *,
+    table: Any = None,
+    block_size: int = 0,
+    lengths: Any = None,
+) -> tuple[Any, Any]:
+    """Append the rotary parts along D: their products add up. That of paged keys lies in pages of the same table."""
     if fields.query_rope is None and fields.key_rope is None:
         return q, k
     if fields.query_rope is None or fields.key_rope is None:
         raise refuse("query_rope, key_rope", "one of them", "give both or none")
-    pair = (
-        _heads_first(name, x, source, n)
-        for name, x, n in (("query_rope", fields.query_rope, heads), ("key_rope", fields.key_rope, kv_heads))
-    )
+    parts = [_heads_first("query_rope", fields.query_rope, source, heads)]
+    if table is None:
+        parts.append(_heads_first("key_rope", fields.key_rope, source, kv_heads))
+    else:
+        kv_cache.page_layout("key_rope", fields.key_rope, block_size, kv_heads, parts[0].shape[3])
+        parts.append(kv_cache.gather_pages("key_rope", fields.key_rope, table, lengths, block_size, kv_heads))
     joined = []
-    for name, whole, part in zip(("query_rope", "key_rope"), (q, k), pair, strict=True):
+    for name, whole, part in zip(("query_rope", "key_rope"), (q, k), parts, strict=True):
         if part.shape[:3] != whole.shape[:3] or part.dtype != whole.dtype:
-            raise refuse(f"{name}.shape", list(part.shape), "must match its partner but for D; no pages")
+            raise refuse(f"{name}.shape", list(part.shape), "must match its partner in all but D")
         joined.append(jnp.concatenate([whole, part], axis=3))
     return joined[0], joined[1]

@@ -17,13 +17,13 @@ from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops import registry
 from ascend_jax.ops.attention.tiling import AttentionShape, choose_tile
 from ascend_jax.ops.attention.visibility import ALL_TOKENS, SparseMode
+from ascend_jax.ops.attention_plans import plan_forward, training_shape
 from ascend_jax.ops.attention_score import COPIES, flash_attention_score
 from ascend_jax.ops.registry import ALL_CORES, Operator, Plan
 from ascend_jax.ops.tensor import Tensor
-from ascend_jax.ops.timing.limits import launched_limit
 from ascend_jax.runtime.codes import Code, ParameterError
 from ascend_jax.runtime.edge import Site, verb
-from ascend_jax.runtime.kernels import Argument, Cost, Executor
+from ascend_jax.runtime.kernels import Argument, Executor
 from ascend_jax.runtime.state import CardState
 
 NAME = "FlashAttentionScore"
@@ -75,7 +75,6 @@ def value(
     """Compute attention_out, softmax_max and softmax_sum."""
     names = ("atten_mask",) * len(others) if optional is None else optional
     attributes = {"head_num": query.shape[1], "input_layout": "BNSD", **attributes}
-    attributes.pop("dim", None)  # for the plan
     if optional is None and not others and sparse_mode:
         # a compressed mask holds no choice, so a caller who has checked it may leave it out
         others, names = (jax.ShapeDtypeStruct((MASK_SIZE, MASK_SIZE), np.uint8),), ("atten_mask",)  # type: ignore[assignment]
@@ -117,24 +116,14 @@ def plan(
     part that the window over it can reach.
     """
     query, key, value = inputs[:3]
-    shape = attention_shape(query, key, value, sparse_mode)
-    best = choose_tile(chip, shape, core_limit)
-    mask_bytes = min(MASK_SIZE, shape.q_len) * min(MASK_SIZE, shape.kv_len) * (len(inputs) > 3)
-    cost = Cost(
-        head_ns=chip["kernel_head_ns"],
-        block_ns=best.duration_ns - chip["kernel_head_ns"],
-        blocks=best.cores_used,  # one per core: each works through its share of the query tiles
-        cube_cores=jnp.ones_like(best.cores_used),
-        vector_cores=chip["vector_per_cube"].astype(jnp.int32),
-        all_at_once=jnp.zeros_like(best.cores_used),
-        cube_busy_ns=best.cube_busy_ns,
-        vector_busy_ns=best.vector_busy_ns,
-        hbm_bytes=best.hbm_bytes + float(mask_bytes + sum(each.nbytes for each in outputs[1:])),
-        l2_bytes=best.l2_bytes,
-        limit=launched_limit(best.limit),
-        tile=best.tile,
-    )
-    return Plan(cost, best.workspace_bytes, best.fits)
+    return _plan(chip, attention_shape(query, key, value, sparse_mode), len(inputs) > 3, outputs, core_limit)
+
+
+def _plan(
+    chip: ChipSpec, shape: AttentionShape, has_mask: bool, outputs: Sequence[Argument], core_limit: jax.Array
+) -> Plan:
+    mask_bytes = min(MASK_SIZE, shape.q_len) * min(MASK_SIZE, shape.kv_len) * has_mask
+    return plan_forward(chip, shape, float(mask_bytes + sum(each.nbytes for each in outputs[1:])), core_limit)
 
 
 def plan_call(
@@ -151,28 +140,11 @@ def plan_call(
 
     Bands and prefixes count as the causal mode that holds them; packed sequences as equal ones of their mean length.
     """
-    layout = attributes.get("input_layout", "BNSD")
-    arguments = [_as_heads_first(each, layout, attributes) for each in inputs[:3]]
     names = ("atten_mask",) * len(inputs[3:]) if optional is None else optional
-    mask = [each for name, each in zip(names, inputs[3:], strict=True) if name == "atten_mask"]
-    modes = {0: SparseMode.NO_MASK, 1: SparseMode.NO_MASK, 2: SparseMode.LEFT_UP_CAUSAL, 8: SparseMode.LEFT_UP_CAUSAL}
-    return plan(chip, [*arguments, *mask], outputs, core_limit, sparse_mode=modes.get(sparse_mode, SparseMode(3)))
-
-
-def _as_heads_first(each: Argument, layout: str, attributes: dict[str, Any]) -> Argument:
-    if layout == "BNSD":
-        return each
-    heads = attributes["head_num"]
-    if layout in ("BSH", "SBH"):
-        batch, length, width = each.shape if layout == "BSH" else (each.shape[1], each.shape[0], each.shape[2])
-        dim = attributes["dim"]
-        return Argument((batch, width // dim, length, dim), each.dtype)
-    if layout == "BSND":
-        batch, length, heads, dim = each.shape
-        return Argument((batch, heads, length, dim), each.dtype)
-    total, heads, dim = each.shape
-    count = max(1, len([n for n in np.diff([0, *attributes["actual_seq_qlen"]]) if n > 0]))
-    return Argument((count, heads, -(-total // count), dim), each.dtype)
+    given = dict(zip(("query", "key", "value", *names), inputs, strict=True))
+    attributes = {"input_layout": "BNSD", "head_num": inputs[0].shape[1], **attributes}
+    shape = training_shape(given, attributes, sparse_mode)
+    return _plan(chip, shape, "atten_mask" in given, outputs, core_limit)
 
 
 registry.add(Operator(NAME, value, plan_call, infer, scalars=("scale_value",)))
@@ -252,7 +224,7 @@ def flash_attention_score_get_workspace_size(
         names = None  # type: ignore[assignment]
     kept = _static_attributes({**attributes, "input_layout": input_layout})
     if names or kept:
-        kept |= {"head_num": head_num, "optional": names, "dim": _head_dim(query, head_num, input_layout)}
+        kept |= {"head_num": head_num, "optional": names}
     else:
         _check_head_num(head_num, query)
     attributes = {"scale_value": scale_value, "sparse_mode": int(sparse_mode), **kept}
@@ -263,11 +235,6 @@ def flash_attention_score_get_workspace_size(
 def _check_head_num(head_num: int, query: Tensor) -> None:
     if len(query.shape) == 4 and head_num != query.shape[1]:
         raise _refuse("head_num", head_num, f"must be {query.shape[1]}, the heads of query")
-
-
-def _head_dim(query: Tensor, head_num: int, layout: str) -> int:
-    width = query.shape[-1] if query.shape else 0
-    return width // head_num if layout in ("BSH", "SBH") and head_num > 0 else width
 
 
 def _static_attributes(given: dict[str, Any]) -> dict[str, Any]:

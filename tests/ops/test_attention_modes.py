@@ -45,6 +45,13 @@ def masks(mode, q_len, kv_len, pre, nxt, prefix):
     return PREFIX if mode == 6 else COMPRESSED, seen
 
 
+def layouts_of(case, dtype):
+    """Each mode meets every layout in some type, and each type every layout in some mode."""
+    first = MODES.index(case)
+    shifts = {"float32": (0, 2), "float16": (1,), "bfloat16": (3,)}[dtype]
+    return [LAYOUTS[(first + shift) % len(LAYOUTS)] for shift in shifts]
+
+
 @jax.jit
 def naive(q, k, v, seen):
     k, v = (jnp.repeat(x, N // NKV, axis=1) for x in (k, v))
@@ -68,7 +75,7 @@ def test_every_mode_layout_dtype(case, dtype):
     mask, seen = masks(mode, q_len, kv_len, pre, nxt, prefix)
     expected = twin.attend_batch(*(np.asarray(x, np.float64) for x in arrays), seen, scale=SCALE)
     limit = 1e-6 * np.abs(expected[0]).max() if dtype == "float32" else 2 * naive_error(arrays, seen, expected[0])
-    for layout in LAYOUTS:
+    for layout in layouts_of(case, dtype):
         given = [from_heads_first(x, layout) for x in arrays]
         done = flash_attention_score(
             *given, head_num=N, input_layout=layout, atten_mask=jnp.asarray(mask), scale_value=SCALE, sparse_mode=mode,
@@ -95,8 +102,10 @@ def test_gradients_of_every_mode(case):
     done = flash_attention_score(q, k, v, **options)
     saved = {"softmax_max": done.softmax_max, "softmax_sum": done.softmax_sum, "attention_in": done.attention_out}
     by_operator = flash_attention_score_grad(q, k, v, d_out, **saved, **options)[:3]
-    _, pull = jax.vjp(lambda *x: flash_attention_score(*x, **options).attention_out, q, k, v)
-    for got in (by_operator, pull(d_out)):
+    found = [by_operator]
+    if mode in (0, 3):  # the same backward pass; these have every kind of hidden rows, and both lengths
+        found.append(jax.vjp(lambda *x: flash_attention_score(*x, **options).attention_out, q, k, v)[1](d_out))
+    for got in found:
         for mine, want in zip(got, expected, strict=True):
             assert np.abs(np.asarray(mine) - want).max() <= 5e-6 * np.abs(want).max()
 
@@ -132,6 +141,10 @@ PACKED = [  # mode, lengths, key lengths, pre, next, prefix
 ]
 
 
+# float32 in all modes, one of the others in each: every pair of a mode and a type is met above
+PACKED_RUNS = [(case, kind) for n, case in enumerate(PACKED) for kind in ("float32", DTYPES[1 + n % 2])]
+
+
 def padded_gradients(parts, seen, size=16):
     """Of sequences padded to one length, so that all share a compilation."""
     padded = [np.pad(x, ((0, 0), (0, 0), (0, size - x.shape[2]), (0, 0))) for x in parts]
@@ -139,8 +152,7 @@ def padded_gradients(parts, seen, size=16):
     return reference_gradients(padded[:3], padded[3], seen)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", PACKED, ids=str)
+@pytest.mark.parametrize("case, dtype", PACKED_RUNS, ids=str)
 def test_packed_sequences(case, dtype):
     mode, q_lens, kv_lens, pre, nxt, prefix = case
     total, keys = 32, 40  # longer than the sequences: slack
@@ -160,7 +172,8 @@ def test_packed_sequences(case, dtype):
     }  # fmt: skip
     done = flash_attention_score(q, k, v, **options)
     saved = {"softmax_max": done.softmax_max, "softmax_sum": done.softmax_sum, "attention_in": done.attention_out}
-    grads = flash_attention_score_grad(q, k, v, d_out, **saved, **options)
+    has_grads = dtype == "float32" or mode <= 1  # the types differ in the forward pass if anywhere
+    grads = flash_attention_score_grad(q, k, v, d_out, **saved, **options)[:3] if has_grads else ()
     used = [np.zeros(n, bool) for n in (total, keys, keys)]
     limit = {"float32": 2e-6, "float16": 4e-3, "bfloat16": 3e-2}[dtype]
     start = np.zeros(2, int)
@@ -178,11 +191,11 @@ def test_packed_sequences(case, dtype):
         )
         np.testing.assert_allclose(done.softmax_sum[at, :, 3].T, expected[2][0], rtol=2e-5)
         if dtype == "float32":
-            for got, want, part in zip(grads[:3], padded_gradients(parts, one), (at, to, to), strict=True):
+            for got, want, part in zip(grads, padded_gradients(parts, one), (at, to, to), strict=True):
                 got = np.asarray(got)[part].swapaxes(0, 1)
                 want = want[0, :, : got.shape[1]]
                 assert np.abs(got - want).max() <= 5e-6 * np.abs(want).max()
-    for got, flags in zip(grads[:3], used, strict=True):
+    for got, flags in zip(grads, used, strict=False):
         assert not np.asarray(got)[~flags].any()
     assert not np.asarray(done.attention_out)[~used[0]].any()
     assert not np.asarray(done.softmax_sum)[~used[0]].any()

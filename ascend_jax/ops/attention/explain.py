@@ -76,10 +76,14 @@ def explain(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> Explana
 
 
 def _count_tiles(scoring: Scoring, static: Any, batch: int, lengths: tuple[int, int]) -> tuple[int, int, int]:
-    start, full, part, end = (np.asarray(x, np.int64) for x in tile_runs(scoring, static))
-    copies = batch // start.shape[0]
+    runs = tile_runs(scoring, static)
+    start, full, part, end = (np.asarray(x, np.int64) for x in runs[:4])
     grid = start.size * -(-lengths[1] // static.tile[1])
-    live, whole = int((end - start).sum()), int((part - full).sum())
+    live, whole, copies = int((end - start).sum()), int((part - full).sum()), batch // start.shape[0]
+    if runs.live is not None:  # of a mask that differs from head to head, the mean head
+        count = np.asarray(runs.live.counts, np.int64)
+        live, copies = int(count.sum()) // count.shape[1], batch // count.shape[0]
+        grid = grid // start.shape[0] * count.shape[0]
     return (grid - live) * copies, (live - whole) * copies, whole * copies
 
 

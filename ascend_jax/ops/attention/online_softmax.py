@@ -25,6 +25,7 @@ from ascend_jax.ops.attention.scoring import (
     TileRuns,
     keep_weights,
     lines_of,
+    quantise_weights,
     tile_mask,
     tile_runs,
     tile_scores,
@@ -133,8 +134,12 @@ class Head(NamedTuple):
         """Runs ``step(kv tile, state, is_masked)`` over the live key tiles of a query tile."""
         if self.kv_tiles == 1:
             return step(0, state, True)  # no loops: a small call compiles in a fraction of the time
+        if self.runs.live is not None:
+            order, count = self.runs.live
+            of = tuple(index if n > 1 else 0 for n, index in zip(order.shape, (self.batch, self.head), strict=False))
+            return lax.fori_loop(0, count[*of, q_index], lambda n, x: step(order[*of, q_index, n], x, True), state)
         at = self.batch if self.runs.start.shape[0] > 1 else 0
-        start, full, part, end = (x[at, q_index] for x in self.runs)
+        start, full, part, end = (x[at, q_index] for x in self.runs[:4])
         state = lax.fori_loop(full, part, lambda j, x: step(j, x, False), state)
         before = full - start  # masked tiles lie on both sides of the full ones
         return lax.fori_loop(
@@ -187,7 +192,8 @@ def _absorb(rows: RowState, scores: jax.Array, v: jax.Array, spot: Spot, at: Hea
         weights = jnp.where(mask, weights, 0)  # exact by itself, whatever exp makes of -inf
     decay = jnp.exp(rows.row_max - row_max)
     row_sum = rows.row_sum * decay + weights.sum(axis=1)
-    weights = round_to(keep_weights(weights, spot, at.scoring), at.options.weight_dtype)
+    weights = quantise_weights(keep_weights(weights, spot, at.scoring), at.scoring)
+    weights = round_to(weights, at.options.weight_dtype)
     return RowState(row_max, row_sum, rows.acc * decay[:, None] + dot(weights, v, at.options))
 
 

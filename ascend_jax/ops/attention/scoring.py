@@ -13,12 +13,14 @@ from jax import lax
 from ascend_jax.ops.attention.dropout import PHILOX_COLUMNS, Dropout, Elements, keep_tile
 
 __all__ = [
+    "LiveTiles",
     "Options",
     "Scoring",
     "Spot",
     "TileRuns",
     "fit_to_tile",
     "keep_weights",
+    "quantise_weights",
     "tile_mask",
     "tile_runs",
     "tile_scores",
@@ -64,6 +66,7 @@ class Scoring:
     is_whole: jax.Array | None = None  # bool [Bx, 1], every segment is one run of columns: the interval says it all
     mask: jax.Array | None = None  # bool or uint8 [B|1, N|1, Sq|1, Skv|1]
     dropout: Dropout | None = None
+    weight_scale: jax.Array | None = None  # float32 []: weights times it are rounded to int8, and stay multiplied
     order: Elements | None = None  # numbers of the elements, for dropout and flat bias; None: [B, N, Sq, Skv]
 
 
@@ -108,6 +111,13 @@ def lines_of(scoring: Scoring, batch: Any, row0: Any, rows: int) -> Lines:
     return Lines(low, high, at if row is None else row, fetch(scoring.origin), fetch(scoring.q_segment))
 
 
+class LiveTiles(NamedTuple):
+    """The key tiles of which a mask array shows a pair, within the run of their query tile."""
+
+    order: jax.Array  # int32 [B|1, N|1, q tiles, kv tiles], their numbers, rising, and then all others
+    counts: jax.Array  # int32 [B|1, N|1, q tiles]
+
+
 class TileRuns(NamedTuple):
     """Of each query tile ``[Bx, q tiles]``: live key tiles ``[start, end)``, and ``[full, part)`` without mask."""
 
@@ -115,6 +125,7 @@ class TileRuns(NamedTuple):
     full: jax.Array
     part: jax.Array
     end: jax.Array
+    live: LiveTiles | None = None  # with a mask array
 
 
 def tile_runs(scoring: Scoring, options: Options) -> TileRuns:
@@ -134,7 +145,32 @@ def tile_runs(scoring: Scoring, options: Options) -> TileRuns:
         part = jnp.zeros_like(part)
     if scoring.is_whole is not None:
         part = jnp.where(scoring.is_whole, part, 0)
-    return TileRuns(start, full, part.clip(full, end), end)
+    return TileRuns(start, full, part.clip(full, end), end, _live_tiles(scoring, options, start, end))
+
+
+def _live_tiles(scoring: Scoring, options: Options, start: jax.Array, end: jax.Array) -> LiveTiles | None:
+    """Summarises a mask array by tiles, once per call; None where it is not laid out by tiles."""
+    mask = scoring.mask
+    if mask is None or options.mask_is_local or mask.shape[3] == 1:
+        return None
+    q_tile, kv_tile = options.tile
+    seen = (mask == 0) if options.mask_hides else (mask != 0)
+    q_len = scoring.low.shape[1]
+    seen = seen[:, :, :q_len]  # a mask smaller than a tile is padded
+    rows = 1 if mask.shape[2] == 1 else q_tile
+    pads = [(0, 0), (0, 0), (0, -seen.shape[2] % rows), (0, -seen.shape[3] % kv_tile)]
+    tiles = jnp.pad(seen, pads).reshape(*seen.shape[:2], -(-seen.shape[2] // rows), rows, -1, kv_tile)
+    is_live = tiles.any(axis=(3, 5))
+    at = jnp.arange(is_live.shape[3])[None, None, :]
+    is_met = (start[..., None] <= at) & (at < end[..., None])
+    if options.mask_value is not None:  # a row whose pairs are all masked averages over them: visit all
+        columns = jnp.arange(seen.shape[3])[None, None, :]
+        within = (scoring.low[..., None] <= columns) & (columns < scoring.high[..., None])
+        is_blind = (scoring.low < scoring.high)[:, None] & ~(seen & within[:, None]).any(axis=3)
+        is_blind = jnp.pad(is_blind, ((0, 0), (0, 0), (0, -q_len % q_tile)))
+        is_live = is_live | is_blind.reshape(*is_blind.shape[:2], -1, q_tile).any(axis=3)[..., None]
+    is_live = is_live & is_met[:, None]
+    return LiveTiles(jnp.argsort(~is_live, axis=3, stable=True).astype(jnp.int32), is_live.sum(axis=3))
 
 
 def _up(x: jax.Array, step: int) -> jax.Array:
@@ -206,6 +242,13 @@ def tile_mask(spot: Spot, scoring: Scoring, options: Options) -> tuple[jax.Array
             given = slice_tile(scoring.mask, spot)
         seen = seen & ((given == 0) if options.mask_hides else (given != 0))
     return seen, visited
+
+
+def quantise_weights(weights: jax.Array, scoring: Scoring) -> jax.Array:
+    """Multiplies a tile of weights by the scale and rounds it to int8, as integers in the type of the weights."""
+    if scoring.weight_scale is None:
+        return weights
+    return jnp.clip(jnp.round(weights * scoring.weight_scale.astype(weights.dtype)), -128, 127)
 
 
 def keep_weights(weights: jax.Array, spot: Spot, scoring: Scoring) -> jax.Array:
