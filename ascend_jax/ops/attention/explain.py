@@ -81,7 +81,7 @@ def _count_tiles(scoring: Scoring, static: Any, batch: int, lengths: tuple[int, 
     grid = start.size * -(-lengths[1] // static.tile[1])
     live, whole, copies = int((end - start).sum()), int((part - full).sum()), batch // start.shape[0]
     if runs.live is not None:  # of a mask that differs from head to head, the mean head
-        count = np.asarray(runs.live.count, np.int64)
+        count = np.asarray(runs.live.counts, np.int64)
         live, copies = int(count.sum()) // count.shape[1], batch // count.shape[0]
         grid = grid // start.shape[0] * count.shape[0]
     return (grid - live) * copies, (live - whole) * copies, whole * copies

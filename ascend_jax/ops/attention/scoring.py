@@ -115,7 +115,7 @@ class LiveTiles(NamedTuple):
     """The key tiles of which a mask array shows a pair, within the run of their query tile."""
 
     order: jax.Array  # int32 [B|1, N|1, q tiles, kv tiles], their numbers, rising, and then all others
-    count: jax.Array  # int32 [B|1, N|1, q tiles]
+    counts: jax.Array  # int32 [B|1, N|1, q tiles]
 
 
 class TileRuns(NamedTuple):
