@@ -7,6 +7,7 @@ Source: op-plugin, its yaml and the torch_npu documents.
 from typing import Any
 
 import jax
+import jax.numpy as jnp  # noqa: F401, the examples use it
 
 from ascend_jax.ops.attention.visibility import ALL_TOKENS
 from ascend_jax.ops.attention_branches import incre_flash_attention, prompt_flash_attention

@@ -66,10 +66,10 @@ def test_the_visited_tiles_are_those_with_a_visible_pair():
         Options((TILE, TILE)),
     ).live
     expected = tiles(MASK)
-    np.testing.assert_array_equal(live.count[0], expected.sum(axis=2))
+    np.testing.assert_array_equal(live.counts[0], expected.sum(axis=2))
     for head in range(HEADS):
         for row in range(GRID):
-            visited = live.order[0, head, row, : int(live.count[0, head, row])]
+            visited = live.order[0, head, row, : int(live.counts[0, head, row])]
             assert visited.tolist() == np.flatnonzero(expected[head, row]).tolist()
 
 
@@ -82,7 +82,7 @@ def test_a_row_without_a_visible_pair_keeps_all_tiles_of_its_query_tile_where_sc
     ).live
     expected = tiles(~hidden).sum(axis=2)
     expected[1, 20 // TILE] = GRID
-    np.testing.assert_array_equal(live.count[0], expected)
+    np.testing.assert_array_equal(live.counts[0], expected)
 
 
 def test_explain_counts_fewer_tiles():

@@ -135,9 +135,9 @@ class Head(NamedTuple):
         if self.kv_tiles == 1:
             return step(0, state, True)  # no loops: a small call compiles in a fraction of the time
         if self.runs.live is not None:
-            order, count = self.runs.live
+            order, counts = self.runs.live
             of = tuple(index if n > 1 else 0 for n, index in zip(order.shape, (self.batch, self.head), strict=False))
-            return lax.fori_loop(0, count[*of, q_index], lambda n, x: step(order[*of, q_index, n], x, True), state)
+            return lax.fori_loop(0, counts[*of, q_index], lambda n, x: step(order[*of, q_index, n], x, True), state)
         at = self.batch if self.runs.start.shape[0] > 1 else 0
         start, full, part, end = (x[at, q_index] for x in self.runs[:4])
         state = lax.fori_loop(full, part, lambda j, x: step(j, x, False), state)
