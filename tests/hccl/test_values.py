@@ -114,7 +114,7 @@ def refused(function, cards=4, dtype=np.float32, shape=(4,)):
         (lambda x, c: hccl.send_recv(x, c, [(1, 9)], x), HcclResult.PARA, "rank 9"),
         (lambda x, c: hccl.send_recv(x, c, [(1, 1)], x), HcclResult.PARA, "rank 1: sends to itself"),
         (lambda x, c: hccl.send_recv(x, c, [(0, 2), (1, 2)], x), HcclResult.PARA, "rank 2: receives twice"),
-        (lambda x, c: hccl.all_to_all_v(x, c, [[1]]), HcclResult.PARA, "[1, 1]"),
+        (lambda x, c: hccl.all_to_all_v(x, c, [[1]]), HcclResult.PARA, "must be [4, 4]"),
         (lambda x, c: hccl.all_to_all_v(x, c, [[0] * 4, [0, 0, -2, 0], [0] * 4, [0] * 4]), HcclResult.PARA, "rank 1"),
         (lambda x, c: hccl.all_to_all_v(x, c, [[2] * 4] + [[0] * 4] * 3), HcclResult.PARA, "rank 0: sends 2"),
         (lambda x, c: hccl.all_reduce_bytes(x, DataType.FP32, c), HcclResult.PARA, "uint8"),
