@@ -11,8 +11,7 @@ import numpy as np
 import ascend_jax as aj
 from ascend_jax import hccl, ops
 from ascend_jax.hccl import Call, Collective, Work
-from ascend_jax.ops.timing.matmul import MatmulShape
-from ascend_jax.ops.timing.matmul import choose_tile, vendor_fixed_ns
+from ascend_jax.ops.timing.matmul import MatmulShape, choose_tile, vendor_fixed_ns
 
 BATCH, SEQ, HEADS, DIM = 4, 16, 4, 8
 WIDTH = HEADS * DIM
