@@ -5,6 +5,7 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from ascend_jax.runtime.rows import part
@@ -26,11 +27,18 @@ def apart(flag: jax.Array, function: Callable[..., T], *args: object) -> T:
     """
     function = jax.jit(function, inline=True)  # so that it is traced once and not for its shapes and its values
     shapes = jax.eval_shape(function, *args)
-    leaf = next(leaf for leaf in jax.tree.leaves(args) if isinstance(leaf, jax.Array))
-    zero = leaf.ravel()[0].astype(jnp.int32) & 0  # from data: under shard_map it must vary as the results do
 
-    def never(*_: object) -> T:
-        return jax.tree.map(lambda one: jnp.zeros(one.shape, one.dtype) + zero.astype(one.dtype), shapes)
+    def never(*args: object) -> T:
+        # made of what is there: it costs no kernel, and under shard_map it must vary as the results do
+        known = [leaf for leaf in jax.tree.leaves(args) if isinstance(leaf, jax.Array)]
+        like = {(leaf.shape, leaf.dtype): leaf for leaf in known}
+        zero = part(known[0].reshape(-1), 0)
+
+        def some(one: jax.ShapeDtypeStruct) -> jax.Array:
+            found = like.get((one.shape, one.dtype))
+            return jnp.broadcast_to(zero.astype(one.dtype), one.shape) if found is None else found
+
+        return jax.tree.map(some, shapes)
 
     return lax.cond(flag, function, never, *args)
 
@@ -50,12 +58,12 @@ UNROLLED = 16  # streams up to which a pass per stream compiles quickly
 
 
 def sum_of_pairs(term: Callable[..., jax.Array], *rows: jax.Array) -> jax.Array:
-    """Return the sum over streams j of ``term(rows[0][j], rows[1][j], ...)``.
+    """Return the sum over streams j of ``term(j, rows[0][j], rows[1][j], ...)``.
 
     Unrolled, each pass is one vector loop over streams and lanes; a reduction would be a scalar loop for each of them.
     """
     slots = rows[0].shape[0]
     if slots > UNROLLED:
-        return jax.vmap(term)(*rows).sum(0)
+        return jax.vmap(term)(jnp.arange(slots, dtype=jnp.int32), *rows).sum(0)
     term = jax.jit(term, inline=True)  # traced once and not per stream
-    return sum(term(*(part(row, j) for row in rows)) for j in range(slots))
+    return sum(term(np.int32(j), *(part(row, j) for row in rows)) for j in range(slots))

@@ -10,6 +10,7 @@ from ascend_jax.runtime.clock import is_before
 from ascend_jax.runtime.heads import Bits, Head, Work, bit, groups_of
 from ascend_jax.runtime.lanes import NOBODY, Carry, Tables, is_present, slots_of
 from ascend_jax.runtime.layout import UNREADY, WORK_CHUNK, Resource
+from ascend_jax.runtime.rows import Number
 
 ALL = 255  # blocks of one command that can run at one time; more than a chip has cores
 
@@ -88,10 +89,10 @@ def grant(capacity: jax.Array, head: Head, look: Look, held: tuple, is_idle: jax
     """
     slots = slots_of(head)
 
-    def ahead(key: jax.Array, slot: jax.Array, claim: jax.Array) -> jax.Array:
+    def ahead(slot: Number, key: jax.Array, claim: jax.Array) -> jax.Array:
         return jnp.where(key < look.key + (slot < slots), claim, 0)
 
-    taken = [mine + sum_of_pairs(ahead, look.key, slots, claim) for mine, claim in zip(held, look.claims, strict=True)]
+    taken = [mine + sum_of_pairs(ahead, look.key, claim) for mine, claim in zip(held, look.claims, strict=True)]
     fits = _free_for(capacity, head, tuple(taken))
     waiting, first, second = groups_of(head.counts)
     some = jnp.minimum(fits, waiting)

@@ -40,6 +40,7 @@ QUICK_TO_RUN = _REGIONS | {
     "xla_cpu_prefer_vector_width": 512,
     "xla_disable_hlo_passes": "cpu-parallel-task-assigner",
     "xla_backend_optimization_level": 2,
+    "xla_cpu_parallel_codegen_split_count": 2,  # many parts cost more than they gain
 }
 
 

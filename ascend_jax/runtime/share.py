@@ -53,7 +53,7 @@ def _pools(head: Head) -> tuple[jax.Array, jax.Array]:
 def _levels(running: jax.Array, head: Head) -> list[jax.Array]:
     """Return for each pool what all would draw if nobody drew more than a block of this stream: too much, or not."""
     return [
-        sum_of_pairs(lambda blocks, other, share=share: blocks * jnp.minimum(other, share), running, share)
+        sum_of_pairs(lambda _, blocks, other, share=share: blocks * jnp.minimum(other, share), running, share)
         for share in _pools(head)
     ]
 
@@ -72,6 +72,6 @@ def _link_rates(running: jax.Array, head: Head) -> jax.Array:
     is_it = (bit(head.word(Work.BITS), Bits.LINKS) == 1) & (running > 0)
     word = jnp.where(is_it, (head.word(Work.FOURTH) >> 16) & (SHARES - 1), 0)
     share, links = word & (LINK_SHARES - 1), word >> 8
-    asked = sum_of_pairs(lambda other, theirs: jnp.where((theirs & links) != 0, other, 0), share, links)
+    asked = sum_of_pairs(lambda _, other, theirs: jnp.where((theirs & links) != 0, other, 0), share, links)
     slowed = divide(jnp.full_like(asked, LINK_SHARES * FULL_RATE), jnp.maximum(asked, 1))
     return jnp.where(asked > LINK_SHARES, jnp.maximum(slowed, 1), FULL_RATE)
