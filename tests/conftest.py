@@ -1,5 +1,6 @@
 """Settings of every test: rank promotion raises, properties have no deadline, compilations are quick and kept."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -17,7 +18,13 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
-# most of the time goes into compiling; what asks for an optimization level of its own still gets it
+# tracing leaves few cycles behind, and a full collection visits all of JAX
+gc.freeze()
+gc.set_threshold(20_000, 20, 20)
+
+# most of the time goes into compiling; what asks for options of its own still gets them
+QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=2"
+os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}"
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 jax.config.update("jax_disable_most_optimizations", os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1")
 
