@@ -19,7 +19,7 @@ from ascend_jax.runtime.commands import answer, refusal, row_of
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.handles import find_stream
 from ascend_jax.runtime.host import spend
-from ascend_jax.runtime.layout import NONE, Capture, Context, Device, Event, Field, Phase, Stream, Time
+from ascend_jax.runtime.layout import NONE, Capture, Context, Device, Event, Field, Phase, Stream, Thread, Time
 from ascend_jax.runtime.program import Program, is_joined, nothing, numbered, trimmed
 from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, put_row, with_entries
 from ascend_jax.runtime.state import CardState
@@ -62,6 +62,17 @@ def _begin(card: CardState, stream: Number, mode: Number, site: Number) -> CardS
     streams = put_if(code == Code.SUCCESS, card.streams, slot, with_entries(entry, columns))
     card = spend(dataclasses.replace(card, streams=streams), card.chip["host_event_ns"])
     return answer(card, code, site, stream)[0]
+
+
+@stage
+def _exchange(card: CardState, mode: Number, site: Number) -> tuple:
+    mode, thread = jnp.asarray(mode, jnp.int32), card.device[Device.THREAD]
+    entry = get_row(card.threads, thread)
+    code = first_code(((mode < CaptureMode.GLOBAL) | (mode > CaptureMode.RELAXED), Code.RT_PARAM_INVALID))
+    changed = with_entries(entry, {Thread.CAPTURE_MODE: mode})
+    card = dataclasses.replace(card, threads=put_if(code == Code.SUCCESS, card.threads, thread, changed))
+    card, _ = answer(card, code, site, NONE)
+    return card, jnp.where(code == Code.SUCCESS, entry[Thread.CAPTURE_MODE], NONE)
 
 
 @stage
@@ -240,3 +251,28 @@ def capture_info(card: CardState, stream: Number, *, site: Site = None) -> tuple
     Status 107002 and 107003 as every stream call; then the answer is -1.
     """
     return _info(card, stream, site)
+
+
+@verb
+def capture_thread_exchange_mode(card: CardState, mode: Number, *, site: Site = None) -> tuple[CardState, jax.Array]:
+    """Choose which captures bar the current thread's blocking calls (``aclmdlRICaptureThreadExchangeMode``).
+
+    Args:
+      card: The card.
+      mode: GLOBAL (every thread's at first): captures as :func:`capture_begin` says. THREAD_LOCAL: only those that the
+        thread began itself. RELAXED: none.
+      site: Call site, filled in by the runtime.
+
+    Returns:
+      The card and the mode it had before, so that it can be put back; status 107000 and -1 for a mode that does not
+      exist.
+
+    >>> import ascend_jax as aj
+    >>> card, stream = aj.create_stream(aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0))
+    >>> card = aj.capture_begin(card, stream)
+    >>> card, before = aj.capture_thread_exchange_mode(card, aj.CaptureMode.RELAXED)
+    >>> card, pointer = aj.malloc(card, 64)
+    >>> int(before), aj.last_code(aj.memset(card, pointer, 0, 64)).item()
+    (0, 0)
+    """
+    return _exchange(card, mode, site)

@@ -74,7 +74,7 @@ def compiled(function: F, options: dict[str, Any], **jit_options: Any) -> F:
 
 
 def computed_once(number: jax.Array) -> jax.Array:
-    """Return ``number``, int32, so that XLA computes it once: it repeats what is cheap in every kernel, but sorts once."""
+    """Return ``number`` unchanged: XLA repeats what is cheap in every kernel that uses it, but never a sort."""
     return lax.sort(jnp.stack([number, number]))[0]
 
 

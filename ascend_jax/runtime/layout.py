@@ -263,6 +263,7 @@ class EventKind(enum.IntEnum):
     EX = 2  # aclrtCreateEventExWithFlag: a wait is bound to the latest record
     NOTIFY = 3  # aclrtCreateNotify: a wait consumes one record
     COMMUNICATOR = 4  # HCCL: counts the calls, see hccl.creation
+    COUNTING = 5  # aclrtCntNotifyCreate: a number that is set, added to and compared
 
 
 class Event(enum.IntEnum):
@@ -296,6 +297,7 @@ class Thread(enum.IntEnum):
     HOST_HI = 1  # where it stands
     HOST_LO = 2
     CONTEXT = 3  # its current context slot, or NONE
+    CAPTURE_MODE = 4  # which captures bar its calls, never stale
 
 
 class Fault(enum.IntEnum):

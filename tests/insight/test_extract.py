@@ -6,7 +6,7 @@ import pytest
 
 import ascend_jax as aj
 from ascend_jax.runtime.layout import Field, Kind, Resource
-from tests.runtime.cards import HOST_SIZES, card_of
+from tests.runtime.cards import SIZES, card_of
 
 COSTS = {
     "host_copy_enqueue_ns": 10, "host_launch_ns": 10, "host_malloc_ns": 0, "host_stream_create_ns": 0,
@@ -17,7 +17,7 @@ COSTS = {
 @pytest.fixture(scope="module")
 def card():
     """Streams 1 and 2 beside the default one, and memory to fill; the host stands at 0."""
-    card = card_of(COSTS, HOST_SIZES)
+    card = card_of(COSTS, SIZES)
     card, _ = aj.malloc(card, 1 << 20)
     card, _ = aj.create_stream(card)
     card, _ = aj.create_stream(card, priority=3)

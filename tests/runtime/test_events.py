@@ -8,7 +8,7 @@ import pytest
 
 import ascend_jax as aj
 from ascend_jax.runtime.layout import NONE, Capture, Clock, Event, Field, Kind, Phase, Stream, Time
-from tests.runtime.cards import HBM, MARK_COSTS, MARK_SIZES, card_of, code
+from tests.runtime.cards import HBM, MARK_COSTS, SIZES, card_of, code
 
 SYNC, PROGRESS, TIME, DEVICE, EXTERNAL, IPC = (
     aj.EventFlag.SYNC, aj.EventFlag.CAPTURE_STREAM_PROGRESS, aj.EventFlag.TIME_LINE, aj.EventFlag.DEVICE_USE_ONLY,
@@ -26,7 +26,7 @@ WRONG, NO_SUPPORT = aj.Code.RT_PARAM_INVALID, aj.Code.FEATURE_NOT_SUPPORT
 @pytest.fixture(scope="module")
 def card():
     """Streams 1 and 2 beside the default one, and memory to fill; the host stands at 30."""
-    card = card_of(MARK_COSTS, MARK_SIZES)
+    card = card_of(MARK_COSTS, SIZES)
     card, pointer = aj.malloc(card, 1 << 23)
     assert int(pointer) == HBM
     for stream in (1, 2):
@@ -467,29 +467,10 @@ def test_an_external_event_joins_nothing(card):
     assert code(card) == 0
 
 
-def flow(card, ns):
-    """All kinds of events; the task that others wait for takes ``ns``."""
-    card, plain = aj.create_event(card)
-    card, ex = aj.create_event_ex_with_flag(card, FULL)
-    card, flag = aj.create_event_with_flag(card, SYNC)
-    card = aj.stream_wait_event(card, 2, flag)
-    card = aj.record_event(fill(card, 1, ns), flag, 1)
-    card = aj.record_event(card, ex, 1)
-    card = aj.reset_event(card, flag, 2)
-    card = aj.stream_wait_event(aj.host_work(card, 2500), 2, flag, timeout_s=3)
-    card = aj.record_event(aj.stream_wait_event(card, 0, ex), flag, 0)
-    return aj.destroy_event(aj.synchronize_device(card), plain)
-
-
-def test_jit_and_vmap_do_the_same(card):
-    lanes = np.array([500, 4000], np.int32)
-    batched = jax.jit(jax.vmap(flow, in_axes=(None, 0)), compiler_options=aj.QUICK_TO_COMPILE)(card, lanes)
-    for lane, ns in enumerate(lanes.tolist()):
-        eager = flow(card, ns)
-        assert code(eager) == 0 and aj.event_timestamp_us(eager, 1) == (80 + ns) // 1000
-        ends = [end for _, _, end in spans(eager, Kind.EVENT_WAIT)]
-        # at 4080 stream 0 sets the flag before stream 2, in the same instant, waits, clears it and waits again
-        assert ends == ([580, 2640, 2630] if ns == 500 else [4080, 4080 + 3 * 10**9, 4080])
-        for new, old in zip(jax.tree.leaves(batched), jax.tree.leaves(eager), strict=True):
-            if old.size:
-                np.testing.assert_array_equal(new[lane], old)
+def test_the_number_of_an_event_is_its_slot(card):
+    card, first = aj.create_event(card)
+    card, event = aj.create_event(card)
+    assert asked(aj.event_id(card, event)) == (1, 0)
+    card, again = MAKE["ex"](aj.destroy_event(card, first))
+    assert asked(aj.event_id(card, again)) == (0, 0)
+    assert asked(aj.event_id(card, first)) == (NONE, WRONG)
