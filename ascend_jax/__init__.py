@@ -39,7 +39,13 @@ from ascend_jax.runtime.caching_reports import (
 from ascend_jax.runtime.caching_segments import empty_cache
 from ascend_jax.runtime.caching_state import CachingAllocator
 from ascend_jax.runtime.caching_workspace import cache_workspace
-from ascend_jax.runtime.callbacks import launch_callback, process_report, subscribe_report, unsubscribe_report
+from ascend_jax.runtime.callbacks import (
+    launch_callback,
+    launch_host_func,
+    process_report,
+    subscribe_report,
+    unsubscribe_report,
+)
 from ascend_jax.runtime.capture import capture_begin, capture_end, capture_info, capture_thread_exchange_mode
 from ascend_jax.runtime.capture_rules import CaptureMode
 from ascend_jax.runtime.cnt_notifies import (
@@ -310,6 +316,7 @@ __all__ = [
     "last_code",
     "launch",
     "launch_callback",
+    "launch_host_func",
     "load_chip_file",
     "load_program",
     "malloc",

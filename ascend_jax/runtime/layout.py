@@ -65,9 +65,10 @@ class Kind(enum.IntEnum):
     CALLBACK_WAIT = 12  # holds the stream until that callback has run
     RENDEZVOUS = 13  # holds the stream until all cards of a channel have come to it; alone, a card does not wait
     COLLECTIVE = 14  # a card's part of a collective, over its links to other cards
+    HOST_FUNC = 15  # runs a function in a thread that the runtime made for it; occupies nothing of the chip
 
 
-TASKS = (Kind.KERNEL, Kind.COPY, Kind.MEMSET, Kind.COLLECTIVE)
+TASKS = (Kind.KERNEL, Kind.COPY, Kind.MEMSET, Kind.COLLECTIVE, Kind.HOST_FUNC)
 
 
 class Resource(enum.IntEnum):

@@ -222,10 +222,10 @@ def test_of_two_writes_at_one_moment_the_one_that_fits_has_released(card):
 
 
 def test_the_log_says_how_much_it_has_forgotten(card):
-    for _ in range(19):
+    for _ in range(35):
         card = aj.synchronize_device(fill(card, 1, 200))
     log = aj.insight.timeline(card)
-    assert (log.forgotten, log.command[0], len(log)) == (3, 3, 16)
+    assert (log.forgotten, log.command[0], len(log)) == (3, 3, 32)
 
 
 def test_a_batch_is_refused(card):

@@ -363,6 +363,11 @@ CALLS = {
         lambda k, c, p, o, v, s, f: aj.value_wait(c, place(k, p, o)[0], v, s, flag=f, offset=o, site=SITE),
         lambda k, t, p, o, v, s, f: t.value_wait(place(k, p, o), v, s, f),
     ),
+    "host_func": Call(
+        ("stream", "number", "callback_ns"),
+        lambda k, c, s, n, d: aj.launch_host_func(c, s, n, duration_ns=d, site=SITE),
+        lambda k, t, s, n, d: t.launch_host_func(s, n, d),
+    ),
     "inject_fault": Call(
         ("code", "skip", "reach"),
         lambda k, c, f, n, r: aj.inject_fault(c, f, skip=n, reach=r, site=SITE),

@@ -294,6 +294,16 @@ class MarkCalls(StreamCalls):
             code, _ = self.enqueue("callback wait", stream.slot, cell=run, condition="GE", value=1)
         self.answer(code)
 
+    def launch_host_func(self, handle: int, number: int, duration_ns: int) -> None:
+        """It needs nobody to run it: a task that takes nothing of the chip."""
+        self.make_room(handle)
+        self.spend("host_event_ns")
+        code, stream = self.find_stream(handle)
+        code = code or (SUCCESS if stream.reporter == NOBODY else IS_SERVED)
+        if not code:
+            code, _ = self.enqueue("host function", stream.slot, handle=number, block=max(1, duration_ns), blocks=1)
+        self.answer(code)
+
     def process_report(self, timeout_ms: int, callback_ns: int) -> int:
         """Return the number of the callback that was run."""
         self.spend("host_sync_ns")

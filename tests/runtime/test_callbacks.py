@@ -225,3 +225,28 @@ def test_what_an_earlier_subscriber_did_not_run_is_lost(card):
     assert int(number) == 8
     card, number = aj.process_report(card, 1)
     assert (int(number), code(card)) == (NONE, aj.Code.RT_REPORT_TIMEOUT)
+
+
+def test_a_host_function_runs_by_itself_and_holds_its_stream(card):
+    card, stream = aj.create_stream(card)  # host 40
+    card = fill(card, stream, 1000)  # 50 to 1050
+    card = aj.launch_host_func(card, stream, 5, duration_ns=250)  # 60
+    card = fill(card, stream, 300)
+    other = fill(card, 0, 200)  # the one engine for fills is free while the function runs
+    card = aj.synchronize_device(other)
+    assert code(card) == 0
+    log = aj.insight.timeline(card)
+    assert list(zip(log.kind.tolist(), log.start_ns.tolist(), log.end_ns.tolist(), strict=True)) == [
+        ("memset", 50, 1050), ("host function", 1050, 1300), ("memset", 1300, 1600), ("memset", 1050, 1250),
+    ]  # fmt: skip
+
+
+def test_host_functions_that_are_refused(card):
+    assert code(aj.launch_host_func(card, 1, 5)) == aj.Code.RT_STREAM_SUBSCRIBE  # thread 0 serves it
+    assert code(aj.launch_host_func(card, 4, 5)) == aj.Code.RT_STREAM_CONTEXT
+    alone = aj.unsubscribe_report(card, 0, 1)
+    assert code(aj.launch_host_func(aj.capture_begin(alone, 1), 1, 5)) == aj.Code.RT_STREAM_CAPTURED
+    with pytest.raises(ValueError, match="duration_ns = -1"):
+        aj.launch_host_func(alone, 1, 5, duration_ns=-1)
+    ran = aj.synchronize_stream(aj.launch_host_func(alone, 1, 5), 1)
+    assert (code(ran), aj.host_time_ns(ran)) == (0, 60)  # issued at 40, synchronized from 60 on
