@@ -7,7 +7,7 @@ import pytest
 
 import ascend_jax as aj
 from ascend_jax.runtime.layout import NONE, Clock, Field, Kind, Phase, Time
-from tests.runtime.cards import HBM, MARK_COSTS, SIZES, card_of, code
+from tests.runtime.cards import HBM, MARK_COSTS, SIZES, card_of, code, fill
 
 WRONG = aj.Code.RT_PARAM_INVALID
 
@@ -23,11 +23,6 @@ def card():
     card, notify = aj.create_notify(card)
     assert (int(notify), aj.host_time_ns(card)) == (0, 40)
     return card
-
-
-def fill(card, stream, ns):
-    """Queue a task of ``ns``: 100 ns and a byte per ns on the one engine for fills. The call takes 10 ns."""
-    return aj.memset_async(card, HBM, 0, ns - 100, stream)
 
 
 def waits(card):
