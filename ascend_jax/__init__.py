@@ -181,6 +181,7 @@ from ascend_jax.runtime.streams import (
 )
 from ascend_jax.runtime.synced_free import free_host_with_dev_sync, free_with_dev_sync
 from ascend_jax.runtime.synchronize import synchronize_device, synchronize_event, synchronize_stream
+from ascend_jax.runtime.task_groups import capture_task_group_begin, capture_task_group_end, update_task_group
 from ascend_jax.runtime.threads import (
     create_thread,
     earliest_thread,
@@ -244,6 +245,8 @@ __all__ = [
     "capture_begin",
     "capture_end",
     "capture_info",
+    "capture_task_group_begin",
+    "capture_task_group_end",
     "capture_thread_exchange_mode",
     "chip",
     "chips",
@@ -396,6 +399,7 @@ __all__ = [
     "thread_time_ns",
     "unmap_mem",
     "unsubscribe_report",
+    "update_task_group",
     "upload",
     "use_thread",
     "value_wait",

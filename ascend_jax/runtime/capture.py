@@ -97,8 +97,10 @@ def _end(card: CardState, stream: Number, site: Number) -> tuple:
     )
     code = first_failing(code, rules)
     found = _recording(card, slot)
+    has_open_group = (found.streams & (card.streams[:, Stream.CAPTURE_GROUP] != 0)).any()
     card = _forget(card, found, code == Code.SUCCESS)
     flaws = first_code(
+        (has_open_group, Code.STREAM_TASK_GROUP_INTR),
         (refusal(card, slot) != Code.SUCCESS, Code.RT_STREAM_CAPTURE_INVALIDATED),
         (found.is_torn, Code.RT_STREAM_CAPTURE_CONFLICT),
         (~is_joined(found.fields).all(), Code.RT_STREAM_UNJOINED),
@@ -119,7 +121,7 @@ def _recording(card: CardState, slot: jax.Array) -> Recording:
     rows = card.table.rows
     fields = card.table.fields[:rows]
     is_captured = card.table.times[:rows, Time.PHASE] == Phase.CAPTURED
-    streams = _origins(card, fields, is_captured) == slot
+    streams = origins_of(card, fields, is_captured) == slot
     is_mine = is_captured & get_rows(streams, fields[:, Field.STREAM])
     order = _in_order(fields, is_mine)
     number_of = jnp.argsort(order)  # of each row of the table
@@ -149,7 +151,7 @@ def _in_order(fields: jax.Array, is_wanted: jax.Array) -> jax.Array:
     return jnp.argsort(jnp.where(is_wanted, fields[:, Field.SEQUENCE], last), stable=True)
 
 
-def _origins(card: CardState, fields: jax.Array, is_captured: jax.Array) -> jax.Array:
+def origins_of(card: CardState, fields: jax.Array, is_captured: jax.Array) -> jax.Array:
     """Return int32 [S + 1]: the stream on which the capture began that each stream is in, or NONE.
 
     The first command that a joined stream records is the wait with which it joined.
@@ -185,7 +187,7 @@ def _forget(card: CardState, found: Recording, is_wanted: jax.Array) -> CardStat
         Event.RECORD: jnp.where(is_inside(record), NONE, record),
         Event.CAPTURED: jnp.where(is_inside(record), 0, card.events[:, Event.CAPTURED]),
     }
-    free = {Stream.CAPTURE: Capture.NONE, Stream.CAPTURE_MODE: 0, Stream.CAPTURE_THREAD: 0}
+    free = {Stream.CAPTURE: Capture.NONE, Stream.CAPTURE_MODE: 0, Stream.CAPTURE_THREAD: 0, Stream.CAPTURE_GROUP: 0}
     is_free = (found.streams & is_wanted)[:, None]
     table = dataclasses.replace(
         card.table,
@@ -223,8 +225,8 @@ def capture_end(card: CardState, stream: Number, *, site: Site = None) -> tuple[
 
     Status, with an empty program: 107029 if the stream is not captured, 107036 if it only joined a capture, 107038 in
     another thread than the one that began, unless the mode is RELAXED; these change nothing. The capture is over after
-    107025 (the last command of ``stream`` does not come after all others), 107032 (a command depends on another
-    capture) and 507903 (the stream or the device has failed).
+    107034 (a task group is open), 107025 (the last command of ``stream`` does not come after all others), 107032 (a
+    command depends on another capture) and 507903 (the stream or the device has failed).
     """
     kernels = card.kernels
     card, fields, operands, count = _end(card, stream, site)

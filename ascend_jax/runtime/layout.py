@@ -231,17 +231,18 @@ class Stream(enum.IntEnum):
     CAPTURE = 8  # 0, or a Capture
     CAPTURE_MODE = 9
     CAPTURE_THREAD = 10
-    LAST = 11  # row of the newest command, N when empty
-    PENDING = 12  # commands not finished yet
-    ERROR = 13  # code of the first failed command, sticky
-    HEAD = 14  # row of the oldest unfinished command, N when empty
-    KEY = 15  # order in which commands are served: priority and instant at which ready; UNREADY before
-    START_HI = 16  # of the head, once a block has started
-    START_LO = 17
-    COUNTS = 18  # blocks not started, running in the second group and in the first: 16 + 8 + 8 bits
-    CHUNKS = 19  # whole WORK_CHUNKs left per block of the second and first group: 16 + 16 bits
-    REST_FIRST = 20  # work left per block of the first group beyond the chunks
-    REST_SECOND = 21
+    CAPTURE_GROUP = 11  # 0, or how many commands its capture had when a task group was begun in it, plus 1
+    LAST = 12  # row of the newest command, N when empty
+    PENDING = 13  # commands not finished yet
+    ERROR = 14  # code of the first failed command, sticky
+    HEAD = 15  # row of the oldest unfinished command, N when empty
+    KEY = 16  # order in which commands are served: priority and instant at which ready; UNREADY before
+    START_HI = 17  # of the head, once a block has started
+    START_LO = 18
+    COUNTS = 19  # blocks not started, running in the second group and in the first: 16 + 8 + 8 bits
+    CHUNKS = 20  # whole WORK_CHUNKs left per block of the second and first group: 16 + 16 bits
+    REST_FIRST = 21  # work left per block of the first group beyond the chunks
+    REST_SECOND = 22
 
 
 UNREADY = 2**31 - 1
