@@ -22,7 +22,7 @@ from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, with_entr
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
 
-PLACE = (Field.STREAM, Field.SEQUENCE, Field.NEXT, Field.DEPENDS, Field.POSITION)  # what a replaced task keeps
+PLACE = [Field.STREAM, Field.SEQUENCE, Field.NEXT, Field.DEPENDS, Field.POSITION]  # what a replaced task keeps
 
 
 def _captured_so_far(card: CardState, slot: jax.Array) -> jax.Array:
@@ -116,9 +116,9 @@ def update_task_group(program: Program, group: jax.Array, replacement: Program) 
             f"the group has {len(rows)} tasks of kinds {fields[rows, Field.KIND].tolist()}, "
             f"the replacement {len(new)} of kinds {given[new, Field.KIND].tolist()}",
         )
-    place = fields[np.ix_(rows, PLACE)]
+    place = fields[rows[:, None], PLACE]
     fields[rows], operands[rows] = given[new], np.asarray(replacement.operands)[new]
-    fields[np.ix_(rows, PLACE)] = place
+    fields[rows[:, None], PLACE] = place
     kernels = (*program.kernels, *(one for one in replacement.kernels if one not in program.kernels))
     for row in rows[fields[rows, Field.KERNEL] != NONE]:
         fields[row, Field.KERNEL] = kernels.index(replacement.kernels[fields[row, Field.KERNEL]])
