@@ -1,6 +1,7 @@
 """Capture: codes, and what is recorded."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -227,7 +228,7 @@ def test_under_jit_the_program_is_padded_and_runs_the_same(made):
     def captured(card):
         return capture_end(aj.memset_async(capture_begin(card, 1), pointer, 7, 100, 1), 1)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=aj.QUICK_TO_COMPILE)
     def run(card, ns):
         ended, program = captured(card)
         return ended, program, execute_program(ended, program.with_block_ns(ns), 2)
