@@ -39,8 +39,25 @@ from ascend_jax.runtime.caching_reports import (
 from ascend_jax.runtime.caching_segments import empty_cache
 from ascend_jax.runtime.caching_state import CachingAllocator
 from ascend_jax.runtime.caching_workspace import cache_workspace
-from ascend_jax.runtime.callbacks import launch_callback, process_report, subscribe_report, unsubscribe_report
-from ascend_jax.runtime.capture import capture_begin, capture_end, capture_info
+from ascend_jax.runtime.callbacks import (
+    launch_callback,
+    launch_host_func,
+    process_report,
+    subscribe_report,
+    unsubscribe_report,
+)
+from ascend_jax.runtime.capture import capture_begin, capture_end, capture_info, capture_thread_exchange_mode
+from ascend_jax.runtime.capture_rules import CaptureMode
+from ascend_jax.runtime.cnt_notifies import (
+    CntRecordMode,
+    CntWaitMode,
+    cnt_notify_id,
+    create_cnt_notify,
+    destroy_cnt_notify,
+    record_cnt_notify,
+    reset_cnt_notify,
+    wait_cnt_notify,
+)
 from ascend_jax.runtime.codes import AscendError, Code, ParameterError
 from ascend_jax.runtime.contexts import (
     create_context,
@@ -66,6 +83,7 @@ from ascend_jax.runtime.event_queries import (
     event_available_count,
     event_elapsed_ms,
     event_elapsed_time,
+    event_id,
     event_timestamp_us,
     query_event,
     query_event_status,
@@ -163,6 +181,7 @@ from ascend_jax.runtime.streams import (
 )
 from ascend_jax.runtime.synced_free import free_host_with_dev_sync, free_with_dev_sync
 from ascend_jax.runtime.synchronize import synchronize_device, synchronize_event, synchronize_stream
+from ascend_jax.runtime.task_groups import capture_task_group_begin, capture_task_group_end, update_task_group
 from ascend_jax.runtime.threads import (
     create_thread,
     earliest_thread,
@@ -186,9 +205,12 @@ __all__ = [
     "AscendError",
     "CacheOutOfMemory",
     "CachingAllocator",
+    "CaptureMode",
     "CardState",
     "ChipSpec",
     "Cluster",
+    "CntRecordMode",
+    "CntWaitMode",
     "Code",
     "CoreMemory",
     "Cost",
@@ -223,11 +245,16 @@ __all__ = [
     "capture_begin",
     "capture_end",
     "capture_info",
+    "capture_task_group_begin",
+    "capture_task_group_end",
+    "capture_thread_exchange_mode",
     "chip",
     "chips",
     "clear_error",
     "cluster",
+    "cnt_notify_id",
     "core_memory",
+    "create_cnt_notify",
     "create_context",
     "create_event",
     "create_event_ex_with_flag",
@@ -236,6 +263,7 @@ __all__ = [
     "create_stream",
     "create_thread",
     "current_default_stream",
+    "destroy_cnt_notify",
     "destroy_context",
     "destroy_event",
     "destroy_notify",
@@ -253,6 +281,7 @@ __all__ = [
     "event_available_count",
     "event_elapsed_ms",
     "event_elapsed_time",
+    "event_id",
     "event_timestamp_us",
     "execute_program",
     "first_failure",
@@ -290,6 +319,7 @@ __all__ = [
     "last_code",
     "launch",
     "launch_callback",
+    "launch_host_func",
     "load_chip_file",
     "load_program",
     "malloc",
@@ -333,11 +363,13 @@ __all__ = [
     "query_event_status",
     "query_event_wait_status",
     "raise_if_error",
+    "record_cnt_notify",
     "record_event",
     "record_notify",
     "record_stream",
     "release_mem_address",
     "reserve_mem_address",
+    "reset_cnt_notify",
     "reset_device",
     "reset_device_force",
     "reset_event",
@@ -367,9 +399,11 @@ __all__ = [
     "thread_time_ns",
     "unmap_mem",
     "unsubscribe_report",
+    "update_task_group",
     "upload",
     "use_thread",
     "value_wait",
     "value_write",
     "wait_and_reset_notify",
+    "wait_cnt_notify",
 ]

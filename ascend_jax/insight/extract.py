@@ -43,6 +43,7 @@ _KINDS = {
     Kind.CALLBACK_WAIT: kinds.CALLBACK_WAIT,
     Kind.RENDEZVOUS: kinds.RENDEZVOUS,
     Kind.COLLECTIVE: kinds.COLLECTIVE,
+    Kind.HOST_FUNC: kinds.HOST_FUNC,
 }
 _ENGINES = {Resource.H2D: "h2d", Resource.D2H: "d2h", Resource.D2D: "d2d"}
 _DIRECTIONS = {

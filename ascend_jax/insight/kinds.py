@@ -14,6 +14,7 @@ CALLBACK = "callback"
 CALLBACK_WAIT = "callback wait"
 RENDEZVOUS = "rendezvous"
 COLLECTIVE = "collective"
+HOST_FUNC = "host function"
 
 WAITS = {EVENT_WAIT: "event", NOTIFY_WAIT: "notify", VALUE_WAIT: "value", CALLBACK_WAIT: "callback", RENDEZVOUS: "rank"}
 RELEASES = (EVENT_RECORD, NOTIFY_RECORD, VALUE_WRITE, CALLBACK)  # what lets a wait go

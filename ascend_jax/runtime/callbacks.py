@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from ascend_jax.runtime import clock, layout
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.commands import Command, answer, enqueue, row_of
+from ascend_jax.runtime.commands import Command, answer, at_least_1ns, enqueue, row_of
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.handles import find_stream, find_thread, stream_cell, thread_cell
 from ascend_jax.runtime.host import host_now, set_host, spend
@@ -113,6 +113,23 @@ def _hold(card: CardState, stream: Number, code: jax.Array, sequence: jax.Array,
 
 
 @stage
+def _launch_host_func(
+    card: CardState, stream: Number, function: Number, duration: tuple[Number, Number], site: Number
+) -> CardState:
+    code, slot = find_stream(card, stream)
+    entry = get_row(card.streams, slot)
+    rest = first_code(
+        (entry[Stream.CAPTURE] != Capture.NONE, Code.RT_STREAM_CAPTURED),
+        (entry[Stream.REPORTER] != layout.NONE, Code.RT_STREAM_SUBSCRIBE),
+    )
+    block = at_least_1ns(Instant(*(jnp.asarray(limb, jnp.int32) for limb in duration)))
+    fields = {Field.OBJECT: function, Field.SITE: site}
+    command = Command(Kind.HOST_FUNC, slot, block=block, has_effect=False, fields=fields)
+    card, code = enqueue(spend(card, card.chip["host_event_ns"]), command, first_failing(code, rest))
+    return answer(card, code, site, stream)[0]
+
+
+@stage
 def _note(card: CardState, code: jax.Array, stream: Number, site: Number) -> CardState:
     return answer(card, code, site, stream)[0]
 
@@ -167,12 +184,12 @@ def _let_go(card: CardState, sequence: jax.Array) -> CardState:
     return dataclasses.replace(card, cells=put_if(sequence != layout.NONE, card.cells, cell, reached))
 
 
-def _limbs(duration_ns: Number | float) -> tuple[Number, Number]:
+def _limbs(duration_ns: Number | float, name: str = "callback_ns") -> tuple[Number, Number]:
     if isinstance(duration_ns, jax.Array):
         least = jnp.maximum(duration_ns.astype(jnp.int32), 0)
         return least >> 30, least & (LIMB - 1)
     if not duration_ns >= 0:
-        raise ValueError(f"callback_ns = {duration_ns}: must be at least 0")
+        raise ValueError(f"{name} = {duration_ns}: must be at least 0")
     return divmod(math.ceil(duration_ns), LIMB)
 
 
@@ -247,3 +264,33 @@ def process_report(
     card = settle(card, goal, site, expired=Code.RT_REPORT_TIMEOUT)
     card, number, sequence = _run(card, _limbs(callback_ns))
     return _let_go(look(card, site), sequence), number
+
+
+@verb
+def launch_host_func(
+    card: CardState, stream: Number, function: Number, *, duration_ns: Number | float = 0, site: Site = None
+) -> CardState:
+    """Let ``stream`` call a function of the host program in a thread of the runtime's own (``aclrtLaunchHostFunc``).
+
+    The stream waits until the function has run; no call of the program is needed for that, unlike a callback's. Which
+    ones have run, and when, is in the timeline.
+
+    Args:
+      card: The card.
+      stream: Stream that calls it.
+      function: The program's number of the function, from 0.
+      duration_ns: How long it runs, at least 1 ns and less than 273 s.
+      site: Call site, filled in by the runtime.
+
+    Returns:
+      The card. Status 107003 for an unknown stream, 107027 while it is captured; 107011 if a thread has subscribed to
+      its callbacks, because CANN forbids both on one stream (it does not say with which code).
+
+    >>> import ascend_jax as aj
+    >>> card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0)
+    >>> card = aj.synchronize_device(aj.launch_host_func(card, 0, 7, duration_ns=500))
+    >>> log = aj.insight.timeline(card)
+    >>> log.kind.tolist(), (log.end_ns - log.start_ns).tolist()
+    (['host function'], [500])
+    """
+    return _launch_host_func(make_room(card, site, stream), stream, function, _limbs(duration_ns, "duration_ns"), site)

@@ -19,7 +19,7 @@ from ascend_jax.runtime.commands import answer, refusal, row_of
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.handles import find_stream
 from ascend_jax.runtime.host import spend
-from ascend_jax.runtime.layout import NONE, Capture, Context, Device, Event, Field, Phase, Stream, Time
+from ascend_jax.runtime.layout import NONE, Capture, Context, Device, Event, Field, Phase, Stream, Thread, Time
 from ascend_jax.runtime.program import Program, is_joined, nothing, numbered, trimmed
 from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, put_row, with_entries
 from ascend_jax.runtime.state import CardState
@@ -65,6 +65,17 @@ def _begin(card: CardState, stream: Number, mode: Number, site: Number) -> CardS
 
 
 @stage
+def _exchange(card: CardState, mode: Number, site: Number) -> tuple:
+    mode, thread = jnp.asarray(mode, jnp.int32), card.device[Device.THREAD]
+    entry = get_row(card.threads, thread)
+    code = first_code(((mode < CaptureMode.GLOBAL) | (mode > CaptureMode.RELAXED), Code.RT_PARAM_INVALID))
+    changed = with_entries(entry, {Thread.CAPTURE_MODE: mode})
+    card = dataclasses.replace(card, threads=put_if(code == Code.SUCCESS, card.threads, thread, changed))
+    card, _ = answer(card, code, site, NONE)
+    return card, jnp.where(code == Code.SUCCESS, entry[Thread.CAPTURE_MODE], NONE)
+
+
+@stage
 def _info(card: CardState, stream: Number, site: Number) -> tuple:
     code, slot = find_stream(card, stream)
     entry = get_row(card.streams, slot)
@@ -86,8 +97,10 @@ def _end(card: CardState, stream: Number, site: Number) -> tuple:
     )
     code = first_failing(code, rules)
     found = _recording(card, slot)
+    has_open_group = (found.streams & (card.streams[:, Stream.CAPTURE_GROUP] != 0)).any()
     card = _forget(card, found, code == Code.SUCCESS)
     flaws = first_code(
+        (has_open_group, Code.STREAM_TASK_GROUP_INTR),
         (refusal(card, slot) != Code.SUCCESS, Code.RT_STREAM_CAPTURE_INVALIDATED),
         (found.is_torn, Code.RT_STREAM_CAPTURE_CONFLICT),
         (~is_joined(found.fields).all(), Code.RT_STREAM_UNJOINED),
@@ -108,7 +121,7 @@ def _recording(card: CardState, slot: jax.Array) -> Recording:
     rows = card.table.rows
     fields = card.table.fields[:rows]
     is_captured = card.table.times[:rows, Time.PHASE] == Phase.CAPTURED
-    streams = _origins(card, fields, is_captured) == slot
+    streams = origins_of(card, fields, is_captured) == slot
     is_mine = is_captured & get_rows(streams, fields[:, Field.STREAM])
     order = _in_order(fields, is_mine)
     number_of = jnp.argsort(order)  # of each row of the table
@@ -138,7 +151,7 @@ def _in_order(fields: jax.Array, is_wanted: jax.Array) -> jax.Array:
     return jnp.argsort(jnp.where(is_wanted, fields[:, Field.SEQUENCE], last), stable=True)
 
 
-def _origins(card: CardState, fields: jax.Array, is_captured: jax.Array) -> jax.Array:
+def origins_of(card: CardState, fields: jax.Array, is_captured: jax.Array) -> jax.Array:
     """Return int32 [S + 1]: the stream on which the capture began that each stream is in, or NONE.
 
     The first command that a joined stream records is the wait with which it joined.
@@ -174,7 +187,7 @@ def _forget(card: CardState, found: Recording, is_wanted: jax.Array) -> CardStat
         Event.RECORD: jnp.where(is_inside(record), NONE, record),
         Event.CAPTURED: jnp.where(is_inside(record), 0, card.events[:, Event.CAPTURED]),
     }
-    free = {Stream.CAPTURE: Capture.NONE, Stream.CAPTURE_MODE: 0, Stream.CAPTURE_THREAD: 0}
+    free = {Stream.CAPTURE: Capture.NONE, Stream.CAPTURE_MODE: 0, Stream.CAPTURE_THREAD: 0, Stream.CAPTURE_GROUP: 0}
     is_free = (found.streams & is_wanted)[:, None]
     table = dataclasses.replace(
         card.table,
@@ -212,8 +225,8 @@ def capture_end(card: CardState, stream: Number, *, site: Site = None) -> tuple[
 
     Status, with an empty program: 107029 if the stream is not captured, 107036 if it only joined a capture, 107038 in
     another thread than the one that began, unless the mode is RELAXED; these change nothing. The capture is over after
-    107025 (the last command of ``stream`` does not come after all others), 107032 (a command depends on another
-    capture) and 507903 (the stream or the device has failed).
+    107034 (a task group is open), 107025 (the last command of ``stream`` does not come after all others), 107032 (a
+    command depends on another capture) and 507903 (the stream or the device has failed).
     """
     kernels = card.kernels
     card, fields, operands, count = _end(card, stream, site)
@@ -240,3 +253,28 @@ def capture_info(card: CardState, stream: Number, *, site: Site = None) -> tuple
     Status 107002 and 107003 as every stream call; then the answer is -1.
     """
     return _info(card, stream, site)
+
+
+@verb
+def capture_thread_exchange_mode(card: CardState, mode: Number, *, site: Site = None) -> tuple[CardState, jax.Array]:
+    """Choose which captures bar the current thread's blocking calls (``aclmdlRICaptureThreadExchangeMode``).
+
+    Args:
+      card: The card.
+      mode: GLOBAL (every thread's at first): captures as :func:`capture_begin` says. THREAD_LOCAL: only those that the
+        thread began itself. RELAXED: none.
+      site: Call site, filled in by the runtime.
+
+    Returns:
+      The card and the mode it had before, so that it can be put back; status 107000 and -1 for a mode that does not
+      exist.
+
+    >>> import ascend_jax as aj
+    >>> card, stream = aj.create_stream(aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0))
+    >>> card = aj.capture_begin(card, stream)
+    >>> card, before = aj.capture_thread_exchange_mode(card, aj.CaptureMode.RELAXED)
+    >>> card, pointer = aj.malloc(card, 64)
+    >>> int(before), aj.last_code(aj.memset(card, pointer, 0, 64)).item()
+    (0, 0)
+    """
+    return _exchange(card, mode, site)

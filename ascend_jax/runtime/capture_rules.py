@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.layout import Capture, Device, Event, Stream
+from ascend_jax.runtime.layout import Capture, Device, Event, Stream, Thread
 from ascend_jax.runtime.rows import Number, get_row
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
@@ -41,10 +41,13 @@ def illegal_blocking(card: CardState) -> jax.Array:
     """Return why the current thread may not call memset, memcpy or memcpy2d now, nor copy pageable memory.
 
     107030 while any stream is captured in mode GLOBAL, or by this thread in mode THREAD_LOCAL (CANN,
-    ``aclmdlRICaptureBegin``).
+    ``aclmdlRICaptureBegin``). A thread whose own mode is THREAD_LOCAL minds its own captures only, one whose mode is
+    RELAXED none (``aclmdlRICaptureThreadExchangeMode``).
     """
     captured = card.streams[:, Stream.CAPTURE] != Capture.NONE
     mode, thread = card.streams[:, Stream.CAPTURE_MODE], card.streams[:, Stream.CAPTURE_THREAD]
-    is_own = (mode == CaptureMode.THREAD_LOCAL) & (thread == card.device[Device.THREAD])
-    is_forbidden = captured & ((mode == CaptureMode.GLOBAL) | is_own)
+    minded = get_row(card.threads, card.device[Device.THREAD])[Thread.CAPTURE_MODE]
+    is_own = (mode != CaptureMode.RELAXED) & (thread == card.device[Device.THREAD])
+    is_global = (mode == CaptureMode.GLOBAL) & (minded == CaptureMode.GLOBAL)
+    is_forbidden = captured & (is_global | is_own) & (minded != CaptureMode.RELAXED)
     return first_code((is_forbidden.any(), Code.RT_CAPTURE_MODE_NOT_SUPPORT))

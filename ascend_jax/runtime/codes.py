@@ -33,6 +33,8 @@ class Code(enum.IntEnum):
     RT_CAPTURE_MODE_NOT_SUPPORT = 107030
     RT_STREAM_CAPTURE_IMPLICIT = 107031
     RT_STREAM_CAPTURE_CONFLICT = 107032
+    STREAM_TASK_GROUP_STATUS = 107033
+    STREAM_TASK_GROUP_INTR = 107034
     RT_STREAM_CAPTURE_UNMATCHED = 107036
     RT_STREAM_CAPTURE_WRONG_THREAD = 107038
     RT_CAPTURE_MODE_BLOCK_ASYNC = 107041
@@ -44,6 +46,7 @@ class Code(enum.IntEnum):
     NO_PERMISSION = 207006
     NO_EVENT_RESOURCE = 207007
     NO_NOTIFY_RESOURCE = 207009
+    RT_FEATURE_NOT_SUPPORT_UPDATE_OP = 207019
     RT_INTERNAL_ERROR = 507000
     RT_TS_ERROR = 507001
     RT_REPORT_TIMEOUT = 507012
@@ -180,6 +183,21 @@ EXPLANATIONS: dict[int, Explanation] = {
         "ACL_ERROR_RT_STREAM_CAPTURE_IMPLICIT",
         "a default stream cannot take part in a capture",
         "capture streams made with create_stream",
+    ),
+    Code.STREAM_TASK_GROUP_STATUS: Explanation(
+        "ACL_ERROR_STREAM_TASK_GROUP_STATUS",
+        "a task group was begun in a stream where one is open, or ended where none is",
+        "end each group in the stream where it was begun before the next one begins there",
+    ),
+    Code.STREAM_TASK_GROUP_INTR: Explanation(
+        "ACL_ERROR_STREAM_TASK_GROUP_INTR",
+        "the capture ended while a task group was open",
+        "end the task group before the capture",
+    ),
+    Code.RT_FEATURE_NOT_SUPPORT_UPDATE_OP: Explanation(
+        "ACL_ERROR_RT_FEATURE_NOT_SUPPORT_UPDATE_OP",
+        "a task group cannot be updated with these tasks",
+        "capture the same calls in the same order, with other arguments only",
     ),
     Code.RT_STREAM_CAPTURE_CONFLICT: Explanation(
         "ACL_ERROR_STREAM_CAPTURE_CONFLICT",

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from ascend_jax.runtime import clock, layout, status
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.codes import Code
+from ascend_jax.runtime.edge import computed_once
 from ascend_jax.runtime.host import host_now
 from ascend_jax.runtime.layout import (
     Clock,
@@ -115,6 +116,7 @@ def enqueue(card: CardState, command: Command, code: jax.Array) -> tuple[CardSta
     slot = jnp.clip(jnp.asarray(command.stream, jnp.int32), 0, host_stream(card))
     code = jnp.where(code == Code.SUCCESS, refusal(card, slot), code)
     code = jnp.where((code == Code.SUCCESS) & is_taken(card, row), jnp.int32(Code.TABLE_FULL), code)
+    code = computed_once(code)
     ok = code == Code.SUCCESS
 
     entry = get_row(card.streams, slot)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import get_opaque_trace_state
 
 from ascend_jax.runtime import callsite
@@ -47,9 +48,16 @@ QUICK_TO_RUN = _REGIONS | {
 def compiled(function: F, options: dict[str, Any], **jit_options: Any) -> F:
     """Return ``jax.jit(function, **jit_options)`` that compiles with XLA options where it is the outermost.
 
-    Under another transformation JAX takes options from there only, so that it is plain ``jit`` then.
+    Under another transformation JAX takes options from there only. Then it is a call that XLA leaves one: inlined into
+    a long program it would be computed again in every kernel that uses what comes out of it.
     """
-    plain = jax.jit(function, **jit_options)
+
+    @functools.wraps(function)
+    def body(*args: Any, **keywords: Any) -> Any:
+        with set_xla_metadata(inlineable="true"):
+            return function(*args, **keywords)
+
+    plain = jax.jit(body, **jit_options)
 
     @functools.cache
     def own() -> Any:
@@ -58,10 +66,17 @@ def compiled(function: F, options: dict[str, Any], **jit_options: Any) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
-        is_outermost = get_opaque_trace_state() == _EAGER
-        return (own() if is_outermost else plain)(*args, **keywords)
+        if get_opaque_trace_state() == _EAGER:
+            return own()(*args, **keywords)
+        with set_xla_metadata(inlineable="false"):
+            return plain(*args, **keywords)
 
     return call  # type: ignore[return-value]
+
+
+def computed_once(number: jax.Array) -> jax.Array:
+    """Return ``number`` unchanged: XLA repeats what is cheap in every kernel that uses it, but never a sort."""
+    return lax.sort(jnp.stack([number, number]))[0]
 
 
 BYTES = ("memory", "shadow")  # fields of a card that are as large as its backing

@@ -97,6 +97,13 @@ def _time_of(card: CardState, event: Number) -> tuple[jax.Array, Instant]:
 
 
 @stage
+def _id(card: CardState, event: Number, site: Number) -> tuple:
+    code, slot = find_event(card, event)
+    card, _ = answer(card, code, site, layout.NONE)
+    return card, jnp.where(code == Code.SUCCESS, slot, layout.NONE)
+
+
+@stage
 def _available(card: CardState, site: Number) -> tuple:
     code = first_code((~has_context(card), Code.RT_CONTEXT_NULL))
     card, _ = answer(card, code, site, layout.NONE)
@@ -197,3 +204,12 @@ def _raise(code: jax.Array, what: str) -> None:
 
 def _ns(time: Instant) -> int:
     return int(clock.to_ns(np.asarray(time.hi), np.asarray(time.lo)))
+
+
+@verb
+def event_id(card: CardState, event: Number, *, site: Site = None) -> tuple[CardState, jax.Array]:
+    """Return the card and the event's number on the device, -1 on failure (``aclrtGetEventId``): its slot.
+
+    Status 107002 without a current context, 107000 for an unknown event.
+    """
+    return _id(card, event, site)

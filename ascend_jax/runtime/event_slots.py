@@ -39,8 +39,10 @@ ALONE = {
     EventKind.FLAG: (EventFlag.DEVICE_USE_ONLY, EventFlag.EXTERNAL),
     EventKind.EX: (EventFlag.IPC,),
     EventKind.NOTIFY: (0, 1),  # ACL_NOTIFY_DEFAULT, ACL_NOTIFY_DEVICE_USE_ONLY
+    EventKind.COUNTING: (0, 1),
 }
-HAS_CELL = (EventKind.FLAG, EventKind.NOTIFY)
+NOTIFIES = (EventKind.NOTIFY, EventKind.COUNTING)  # they share slots
+HAS_CELL = (EventKind.FLAG, *NOTIFIES)
 
 
 class Record(NamedTuple):
@@ -79,19 +81,19 @@ def busy_cells(card: CardState) -> jax.Array:
 def slots_left(card: CardState, kind: EventKind) -> jax.Array:
     """Return how many more events (or notifies) the slots and the product allow. int32."""
     alive = _slots(card.events[:, Event.ALIVE], card, kind)
-    limit = card.chip["max_notifies" if kind == EventKind.NOTIFY else "max_events"]
+    limit = card.chip["max_notifies" if kind in NOTIFIES else "max_events"]
     most = jnp.minimum(limit.astype(jnp.int32), alive.shape[0])
     return jnp.maximum(most - alive.sum(dtype=jnp.int32), 0)
 
 
 def _slots(column: jax.Array, card: CardState, kind: EventKind) -> jax.Array:
-    return column[card.max_events : card.events.shape[0]] if kind == EventKind.NOTIFY else column[: card.max_events]
+    return column[card.max_events : card.events.shape[0]] if kind in NOTIFIES else column[: card.max_events]
 
 
 def take(card: CardState, flag: Number, kind: EventKind) -> tuple[CardState, jax.Array, jax.Array]:
     """Return the card with one more event or notify, its handle or NONE, and the code."""
     flag = jnp.asarray(flag, jnp.int32)
-    is_known = (flag > 0) & ((flag & ~int(COMBINABLE)) == 0) & (kind != EventKind.NOTIFY)
+    is_known = (flag > 0) & ((flag & ~int(COMBINABLE)) == 0) & (kind not in NOTIFIES)
     for lone in ALONE[kind]:
         is_known |= flag == lone
     taken = card.events[:, Event.ALIVE]
@@ -103,11 +105,11 @@ def take(card: CardState, flag: Number, kind: EventKind) -> tuple[CardState, jax
         (~is_known, Code.RT_PARAM_INVALID),
         (
             ~is_free | (slots_left(card, kind) == 0),
-            Code.NO_NOTIFY_RESOURCE if kind == EventKind.NOTIFY else Code.NO_EVENT_RESOURCE,
+            Code.NO_NOTIFY_RESOURCE if kind in NOTIFIES else Code.NO_EVENT_RESOURCE,
         ),
     )
     ok = code == Code.SUCCESS
-    row = slot + card.max_events if kind == EventKind.NOTIFY else slot
+    row = slot + card.max_events if kind in NOTIFIES else slot
     columns: dict[Event, Number] = {
         Event.ALIVE: 1,
         Event.CONTEXT: card.device[Device.CONTEXT],

@@ -97,11 +97,11 @@ def find_event(card: CardState, handle: Number) -> tuple[jax.Array, jax.Array]:
     return first_code((~has_context(card), Code.RT_CONTEXT_NULL), (~is_alive, Code.RT_PARAM_INVALID)), slot
 
 
-def find_notify(card: CardState, handle: Number) -> tuple[jax.Array, jax.Array]:
-    """Return (code, row of ``card.events``) of a notify handle; codes as :func:`find_event`."""
+def find_notify(card: CardState, handle: Number, kind: EventKind = EventKind.NOTIFY) -> tuple[jax.Array, jax.Array]:
+    """Return (code, row of ``card.events``) of the handle of a notify of a kind; codes as :func:`find_event`."""
     is_alive, slot = find(card.events[card.max_events :], handle, Event)
     row = slot + card.max_events
-    is_alive &= get_row(card.events, row)[Event.KIND] == EventKind.NOTIFY
+    is_alive &= get_row(card.events, row)[Event.KIND] == kind
     return first_code((~has_context(card), Code.RT_CONTEXT_NULL), (~is_alive, Code.RT_PARAM_INVALID)), row
 
 

@@ -65,9 +65,10 @@ class Kind(enum.IntEnum):
     CALLBACK_WAIT = 12  # holds the stream until that callback has run
     RENDEZVOUS = 13  # holds the stream until all cards of a channel have come to it; alone, a card does not wait
     COLLECTIVE = 14  # a card's part of a collective, over its links to other cards
+    HOST_FUNC = 15  # runs a function in a thread that the runtime made for it; occupies nothing of the chip
 
 
-TASKS = (Kind.KERNEL, Kind.COPY, Kind.MEMSET, Kind.COLLECTIVE)
+TASKS = (Kind.KERNEL, Kind.COPY, Kind.MEMSET, Kind.COLLECTIVE, Kind.HOST_FUNC)
 
 
 class Resource(enum.IntEnum):
@@ -230,17 +231,18 @@ class Stream(enum.IntEnum):
     CAPTURE = 8  # 0, or a Capture
     CAPTURE_MODE = 9
     CAPTURE_THREAD = 10
-    LAST = 11  # row of the newest command, N when empty
-    PENDING = 12  # commands not finished yet
-    ERROR = 13  # code of the first failed command, sticky
-    HEAD = 14  # row of the oldest unfinished command, N when empty
-    KEY = 15  # order in which commands are served: priority and instant at which ready; UNREADY before
-    START_HI = 16  # of the head, once a block has started
-    START_LO = 17
-    COUNTS = 18  # blocks not started, running in the second group and in the first: 16 + 8 + 8 bits
-    CHUNKS = 19  # whole WORK_CHUNKs left per block of the second and first group: 16 + 16 bits
-    REST_FIRST = 20  # work left per block of the first group beyond the chunks
-    REST_SECOND = 21
+    CAPTURE_GROUP = 11  # 0, or how many commands its capture had when a task group was begun in it, plus 1
+    LAST = 12  # row of the newest command, N when empty
+    PENDING = 13  # commands not finished yet
+    ERROR = 14  # code of the first failed command, sticky
+    HEAD = 15  # row of the oldest unfinished command, N when empty
+    KEY = 16  # order in which commands are served: priority and instant at which ready; UNREADY before
+    START_HI = 17  # of the head, once a block has started
+    START_LO = 18
+    COUNTS = 19  # blocks not started, running in the second group and in the first: 16 + 8 + 8 bits
+    CHUNKS = 20  # whole WORK_CHUNKs left per block of the second and first group: 16 + 16 bits
+    REST_FIRST = 21  # work left per block of the first group beyond the chunks
+    REST_SECOND = 22
 
 
 UNREADY = 2**31 - 1
@@ -263,6 +265,7 @@ class EventKind(enum.IntEnum):
     EX = 2  # aclrtCreateEventExWithFlag: a wait is bound to the latest record
     NOTIFY = 3  # aclrtCreateNotify: a wait consumes one record
     COMMUNICATOR = 4  # HCCL: counts the calls, see hccl.creation
+    COUNTING = 5  # aclrtCntNotifyCreate: a number that is set, added to and compared
 
 
 class Event(enum.IntEnum):
@@ -296,6 +299,7 @@ class Thread(enum.IntEnum):
     HOST_HI = 1  # where it stands
     HOST_LO = 2
     CONTEXT = 3  # its current context slot, or NONE
+    CAPTURE_MODE = 4  # which captures bar its calls, never stale
 
 
 class Fault(enum.IntEnum):

@@ -42,7 +42,7 @@ def _note(card: CardState, ok: jax.Array, wrong: Code, site: Number) -> CardStat
 def _create(card: CardState, site: Number) -> tuple:
     ok, thread = free_slot(card.threads[:, Thread.ALIVE])
     now = host_now(card)
-    fresh = jnp.stack([jnp.int32(1), now.hi, now.lo, jnp.int32(layout.NONE)])
+    fresh = jnp.stack([jnp.int32(1), now.hi, now.lo, jnp.int32(layout.NONE), jnp.int32(0)])
     card = dataclasses.replace(card, threads=put_if(ok, card.threads, thread, fresh))
     card = _note(card, ok, Code.OBJECT_TABLE_FULL, site)
     return card, jnp.where(ok, thread, layout.NONE)
@@ -75,7 +75,7 @@ def _end(card: CardState, thread: Number, site: Number) -> CardState:
         (~is_there | (row == card.device[Device.THREAD]), Code.RT_PARAM_INVALID),
         (is_served.any(), Code.RT_STREAM_SUBSCRIBE),
     )
-    gone = jnp.array([0, 0, 0, layout.NONE], jnp.int32)
+    gone = jnp.array([0, 0, 0, layout.NONE, 0], jnp.int32)
     card = dataclasses.replace(card, threads=put_if(code == Code.SUCCESS, card.threads, row, gone))
     return answer(card, code, site, layout.NONE)[0]
 

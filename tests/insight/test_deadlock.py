@@ -7,7 +7,7 @@ import pytest
 
 import ascend_jax as aj
 from ascend_jax.runtime.layout import Field, Kind, Resource
-from tests.runtime.cards import MARK_SIZES, card_of
+from tests.runtime.cards import SIZES, card_of
 
 HBM = (2 << 20) // 64
 
@@ -15,7 +15,7 @@ HBM = (2 << 20) // 64
 @pytest.fixture(scope="module")
 def card():
     """Streams 1 to 3 beside the default one, memory, events 0 and 1 of the flag kind and notifies 0 and 1."""
-    card = card_of({}, MARK_SIZES)
+    card = card_of({}, SIZES)
     card, _ = aj.malloc(card, 4096)
     for _ in range(3):
         card, _ = aj.create_stream(card)

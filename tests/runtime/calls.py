@@ -328,6 +328,31 @@ CALLS = {
         lambda k, c, n: aj.notify_batch_reset(c, [n], site=SITE),
         lambda k, t, n: t.reset_notifies([n]),
     ),
+    "create_counting": Call(
+        ("flags",),
+        lambda k, c, f: aj.create_cnt_notify(c, f, site=SITE),
+        lambda k, t, f: t.create_notify(f, "counting"),
+    ),
+    "destroy_counting": Call(
+        ("notify",),
+        lambda k, c, n: aj.destroy_cnt_notify(c, n, site=SITE),
+        lambda k, t, n: t.destroy_notify(n, "counting"),
+    ),
+    "record_counting": Call(
+        ("notify", "count", "stream", "record_mode"),
+        lambda k, c, n, v, s, m: aj.record_cnt_notify(c, n, v, s, mode=m, site=SITE),
+        lambda k, t, n, v, s, m: t.record_counting(n, v, s, m),
+    ),
+    "wait_counting": Call(
+        ("notify", "count", "stream", "wait_mode", "clears", "timeout_s"),
+        lambda k, c, n, v, s, m, z, limit: aj.wait_cnt_notify(c, n, v, s, mode=m, clears=z, timeout_s=limit, site=SITE),
+        lambda k, t, *a: t.wait_counting(*a),
+    ),
+    "reset_counting": Call(
+        ("notify", "stream"),
+        lambda k, c, n, s: aj.reset_cnt_notify(c, n, s, site=SITE),
+        lambda k, t, n, s: t.reset_counting(n, s),
+    ),
     "value_write": Call(
         ("space", "offset", "word", "stream"),
         lambda k, c, p, o, v, s: aj.value_write(c, place(k, p, o)[0], v, s, offset=o, site=SITE),
@@ -337,6 +362,11 @@ CALLS = {
         ("space", "offset", "word", "stream", "flag"),
         lambda k, c, p, o, v, s, f: aj.value_wait(c, place(k, p, o)[0], v, s, flag=f, offset=o, site=SITE),
         lambda k, t, p, o, v, s, f: t.value_wait(place(k, p, o), v, s, f),
+    ),
+    "host_func": Call(
+        ("stream", "number", "callback_ns"),
+        lambda k, c, s, n, d: aj.launch_host_func(c, s, n, duration_ns=d, site=SITE),
+        lambda k, t, s, n, d: t.launch_host_func(s, n, d),
     ),
     "inject_fault": Call(
         ("code", "skip", "reach"),

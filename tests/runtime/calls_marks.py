@@ -20,6 +20,10 @@ NOT_SUPPORTED, NO_EVENT, NO_NOTIFY, UNALIGNED = 207000, 207007, 207009, 107008
 IS_SERVED, NOT_SERVED_HERE, NOBODY_SERVES, REPORT_TIMEOUT = 107011, 107012, 107015, 507012
 SYNC, TIME_LINE, PROGRESS, DEVICE_ONLY, IPC = 0x01, 0x08, 0x02, 0x10, 0x40
 CONDITIONS = ("GE", "EQ", "AND", "NOR")
+NOTIFIES = ("notify", "counting")
+CHANGES = {0: "SET", 1: "ADD", 2: "", 4: ""}  # aclrtCntNotifyRecordMode; "": not supported
+COMPARISONS = {0: "", 1: "EQ", 2: "GE", 3: "GE", 4: ""}  # aclrtCntNotifyWaitMode
+BIGGER = 2
 MOST_S = 2_147_483  # longer timeouts end after 24 days
 
 
@@ -29,18 +33,18 @@ class MarkCalls(StreamCalls):
     # events and notifies ----------------------------------------------------------------------------------------
 
     def _cell_of(self, event: Event) -> int:
-        return self.cell("notify" if event.kind == "notify" else "event", event.slot)
+        return self.cell("notify" if event.kind in NOTIFIES else "event", event.slot)
 
     def _take(self, slots: Slots, kind: str, flags: int, is_known: bool, limit: str, full: int) -> int:
         self.spend("host_event_ns")
-        name = "notify" if kind == "notify" else "event"
+        name = "notify" if kind in NOTIFIES else "event"
         free = [slot for slot in slots.free() if kind in ("plain", "ex") or not self.is_busy(self.cell(name, slot))]
         room = len(slots.live) < self.fields[limit]
         code = self.has_context() or (SUCCESS if is_known else RT_PARAM_INVALID)
         if self.answer(code or (SUCCESS if free and room else full)):
             return NOBODY
         slots.live[free[0]] = Event(free[0], self.context, kind, flags)
-        if kind in ("flag", "notify"):
+        if kind in ("flag", *NOTIFIES):
             self.scheduler.cells[self.cell(name, free[0])] = 0
         return slots.handle(free[0])
 
@@ -50,24 +54,30 @@ class MarkCalls(StreamCalls):
         is_known = flags in alone or (flags > 0 and not flags & ~(SYNC | TIME_LINE | PROGRESS))
         return self._take(self.events, kind, flags, is_known, "max_events", NO_EVENT)
 
-    def create_notify(self, flags: int = 0) -> int:
-        return self._take(self.notifies, "notify", flags, flags in (0, 1), "max_notifies", NO_NOTIFY)
+    def create_notify(self, flags: int = 0, kind: str = "notify") -> int:
+        return self._take(self.notifies, kind, flags, flags in (0, 1), "max_notifies", NO_NOTIFY)
 
     def destroy_event(self, handle: int) -> None:
         self._give_back(self.events, handle)
 
-    def destroy_notify(self, handle: int) -> None:
-        self._give_back(self.notifies, handle)
+    def destroy_notify(self, handle: int, kind: str = "notify") -> None:
+        self._give_back(self.notifies, handle, kind)
 
-    def _give_back(self, slots: Slots, handle: int) -> None:
-        code, event = self.find_event(slots, handle)
+    def _give_back(self, slots: Slots, handle: int, kind: str = "") -> None:
+        code, event = self._find_kind(slots, handle, kind)
         if self.answer(code) == SUCCESS:
             slots.give_back(event.slot)
 
-    def _find_both(self, slots: Slots, handle: int, stream_handle: int) -> tuple[int, Event | None, Stream | None]:
+    def _find_kind(self, slots: Slots, handle: int, kind: str) -> tuple[int, Event | None]:
+        code, event = self.find_event(slots, handle)
+        return code or (RT_PARAM_INVALID if kind and event.kind != kind else SUCCESS), event
+
+    def _find_both(
+        self, slots: Slots, handle: int, stream_handle: int, kind: str = ""
+    ) -> tuple[int, Event | None, Stream | None]:
         code, stream = self.find_stream(stream_handle)
-        wrong, event = self.find_event(slots, handle)
-        if not (code or wrong) and event.kind != "notify" and event.flags & DEVICE_ONLY:
+        wrong, event = self._find_kind(slots, handle, kind)
+        if not (code or wrong) and event.kind not in NOTIFIES and event.flags & DEVICE_ONLY:
             wrong = RT_PARAM_INVALID
         return code or wrong, event, stream
 
@@ -152,7 +162,7 @@ class MarkCalls(StreamCalls):
     def record_notify(self, handle: int, stream_handle: int) -> None:
         self.make_room(stream_handle)
         self.spend("host_event_ns")
-        code, notify, stream = self._find_both(self.notifies, handle, stream_handle)
+        code, notify, stream = self._find_both(self.notifies, handle, stream_handle, "notify")
         if not code:
             change = {"cell": self._cell_of(notify), "effect": "SET", "value2": 1}
             code, _ = self.enqueue("notify record", stream.slot, handle=handle, **change)
@@ -161,7 +171,7 @@ class MarkCalls(StreamCalls):
     def wait_notify(self, handle: int, stream_handle: int, timeout_s: int = 0) -> None:
         self.make_room(stream_handle)
         self.spend("host_event_ns")
-        code, notify, stream = self._find_both(self.notifies, handle, stream_handle)
+        code, notify, stream = self._find_both(self.notifies, handle, stream_handle, "notify")
         code = code or self._wrong_seconds(timeout_s)
         if not code:
             look = {"cell": self._cell_of(notify), "condition": "GE", "value": 1, "effect": "SET"}
@@ -172,12 +182,45 @@ class MarkCalls(StreamCalls):
 
     def reset_notifies(self, handles: Sequence[int]) -> None:
         self.look()
-        found = [self.find_event(self.notifies, handle) for handle in handles]
+        found = [self._find_kind(self.notifies, handle, "notify") for handle in handles]
         code = next((code for code, _ in found if code), SUCCESS if found else RT_PARAM_INVALID)
         for _, notify in found if not code else ():
             self.scheduler.cells[self._cell_of(notify)] = 0
         self.spend("host_event_ns")
         self.answer(code)
+
+    # counting notifies ------------------------------------------------------------------------------------------
+
+    def _count(self, kind: str, handle: int, stream_handle: int, wrong: int, **what: int | str) -> None:
+        self.make_room(stream_handle)
+        self.spend("host_event_ns")
+        code, notify, stream = self._find_both(self.notifies, handle, stream_handle, "counting")
+        code = code or wrong
+        if not code:
+            code, _ = self.enqueue(kind, stream.slot, handle=handle, cell=self._cell_of(notify), **what)
+        self.answer(code)
+
+    @staticmethod
+    def _wrong_count(value: int, mode: int, modes: dict[int, str]) -> int:
+        if mode not in modes or not 0 < value < 2**32:
+            return RT_PARAM_INVALID
+        return SUCCESS if modes[mode] else NOT_SUPPORTED
+
+    def record_counting(self, handle: int, value: int, stream_handle: int, mode: int) -> None:
+        wrong = self._wrong_count(value, mode, CHANGES)
+        self._count("notify record", handle, stream_handle, wrong, effect=CHANGES.get(mode, ""), value2=value)
+
+    def wait_counting(
+        self, handle: int, value: int, stream_handle: int, mode: int, clears: int, timeout_s: int
+    ) -> None:
+        wrong = self._wrong_count(value, mode, COMPARISONS) or self._wrong_seconds(timeout_s)
+        what = {"condition": COMPARISONS.get(mode, ""), "value": value + (mode == BIGGER)}
+        what |= {"effect": "SET", "value2": 0} if clears else {}
+        timeout = min(timeout_s, MOST_S) * 10**9
+        self._count("notify wait", handle, stream_handle, wrong, timeout=timeout, **what)
+
+    def reset_counting(self, handle: int, stream_handle: int) -> None:
+        self._count("notify record", handle, stream_handle, SUCCESS, effect="SET", value2=0)
 
     # values -----------------------------------------------------------------------------------------------------
 
@@ -249,6 +292,16 @@ class MarkCalls(StreamCalls):
         if is_blocking and not code:
             run = self.cell("callback", job.sequence)
             code, _ = self.enqueue("callback wait", stream.slot, cell=run, condition="GE", value=1)
+        self.answer(code)
+
+    def launch_host_func(self, handle: int, number: int, duration_ns: int) -> None:
+        """It needs nobody to run it: a task that takes nothing of the chip."""
+        self.make_room(handle)
+        self.spend("host_event_ns")
+        code, stream = self.find_stream(handle)
+        code = code or (SUCCESS if stream.reporter == NOBODY else IS_SERVED)
+        if not code:
+            code, _ = self.enqueue("host function", stream.slot, handle=number, block=max(1, duration_ns), blocks=1)
         self.answer(code)
 
     def process_report(self, timeout_ms: int, callback_ns: int) -> int:

@@ -17,6 +17,7 @@ WEIGHTS = dict.fromkeys(CALLS, 2) | {
     "sync_device": 1, "destroy_stream": 1, "destroy_stream_force": 1, "destroy_event": 1, "destroy_notify": 1,
     "failure_mode": 1, "stream_abort": 1, "create_notify": 1, "unsubscribe": 1, "inject_fault": 1, "query_wait": 1,
     "value_write": 3, "value_wait": 2, "record_notify": 3, "wait_notify": 2,
+    "record_counting": 3, "create_counting": 1, "destroy_counting": 1,
 }  # fmt: skip
 RARE = (  # they change so much that little of a program makes sense behind them
     "create_context", "destroy_context", "set_context", "get_context", "default_stream", "create_thread", "use_thread",
@@ -25,7 +26,8 @@ RARE = (  # they change so much that little of a program makes sense behind them
 EMPTYING = {"sync_device": 2, "stream_abort": 3, "destroy_stream_force": 1, "process_report": 1}
 STREAM_FAULT, DEVICE_FAULT = 507013, 507015
 OPENINGS = (
-    (), (), ("create_notify", "create_notify"), ("subscribe", "subscribe"), ("create_flag_event", "create_ex_event"),
+    (), (), ("create_notify", "create_notify"), ("create_counting", "record_counting", "wait_counting"),
+    ("subscribe", "subscribe"), ("create_flag_event", "create_ex_event"),
     ("create_stream", "create_stream", "subscribe"), ("value_wait", "value_write"), ("failure_mode", "inject_fault"),
     ("create_context", "set_context"), ("create_thread", "use_thread", "set_device"),
 )  # fmt: skip
@@ -105,6 +107,10 @@ class Draw:
             case "event":
                 return self._handle(self.twin.events)
             case "notify":
+                kind = "counting" if name.endswith("counting") else "notify"
+                own = [slot for slot, notify in self.twin.notifies.live.items() if notify.kind == kind]
+                if own and rng.random() < 0.9:
+                    return self.twin.notifies.handle(rng.choice(own))
                 return self._handle(self.twin.notifies)
             case "thread":
                 threads = sorted(self.twin.threads)
@@ -148,9 +154,13 @@ class Draw:
             "reach": (1, 1, 1, 1, 1, 2, 3) if rng.random() < 0.3 else (1,),
             "size": (DEVICE_BYTES, DEVICE_BYTES, 4000, 3000, 0),
             "number": tuple(range(10)),
+            "count": (1, 1, 2, 2, 3, 5, 0, 2**31 - 1, -1) if rng.random() < 0.2 else (1, 1, 2, 2, 3),
+            "record_mode": (0, 1, 1, 2, 4, 3, -1) if rng.random() < 0.1 else (0, 1, 1),
+            "wait_mode": (0, 4, 5, -1) if rng.random() < 0.1 else (1, 2, 3, 3),
+            "clears": (0, 0, 1),
         }
         value = rng.choice(choices[what])
-        if what == "flags" and name in ("create_notify", "create_stream"):
+        if what == "flags" and name in ("create_notify", "create_counting", "create_stream"):
             value &= 1 if rng.random() < 0.9 else 0xFF
         return value
 

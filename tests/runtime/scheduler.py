@@ -15,7 +15,7 @@ WORD = 1 << 64
 POOL = 65536  # capacity of each of the two pools of bandwidth
 FULL_RATE = 256  # a block that gets all it asks for loses 256 of its work in a ns
 MAX_GROUPS = 2
-TASKS = ("kernel", "copy", "memset")
+TASKS = ("kernel", "copy", "memset", "host function")
 
 
 @dataclass(eq=False)

@@ -1,13 +1,11 @@
 """Callbacks: handed to a thread by a stream, run by ``process_report``, in simulated time."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ascend_jax as aj
 from ascend_jax.runtime.layout import NONE, Clock, Field, Kind, Phase, Time
-from tests.runtime.cards import HBM, MARK_COSTS, MARK_SIZES, card_of, code
+from tests.runtime.cards import HBM, MARK_COSTS, SIZES, card_of, code, fill
 
 WRONG = aj.Code.RT_PARAM_INVALID
 WORKER = 1
@@ -16,7 +14,7 @@ WORKER = 1
 @pytest.fixture(scope="module")
 def card():
     """Streams 1 and 2, both served by thread 0, and a second thread; both stand at 30."""
-    card = card_of(MARK_COSTS, MARK_SIZES)
+    card = card_of(MARK_COSTS, SIZES)
     card, pointer = aj.malloc(card, 1 << 20)
     assert int(pointer) == HBM
     for stream in (1, 2):
@@ -26,11 +24,6 @@ def card():
     card, worker = aj.create_thread(card)
     assert (int(worker), aj.host_time_ns(card)) == (WORKER, 30)
     return card
-
-
-def fill(card, stream, ns):
-    """Queue a task of ``ns``: 100 ns and a byte per ns on the one engine for fills. The call takes 10 ns."""
-    return aj.memset_async(card, HBM, 0, ns - 100, stream)
 
 
 def starts(card, kind):
@@ -212,7 +205,7 @@ def test_a_callback_keeps_its_row_until_it_has_run(card):
 
 
 def test_bringing_memory_up_to_date_runs_no_callback():
-    card = card_of(MARK_COSTS, MARK_SIZES, hbm_backing_bytes=8192)
+    card = card_of(MARK_COSTS, SIZES, hbm_backing_bytes=8192)
     card = aj.launch_callback(aj.subscribe_report(card, 0, 0), 0, 7, is_blocking=False)
     card, number = aj.process_report(aj.synchronize_device(card), -1)
     assert int(number) == 7
@@ -229,19 +222,26 @@ def test_what_an_earlier_subscriber_did_not_run_is_lost(card):
     assert (int(number), code(card)) == (NONE, aj.Code.RT_REPORT_TIMEOUT)
 
 
-def flow(card, ns):
-    card = aj.launch_callback(fill(card, 1, ns), 1, 7)
-    card = aj.launch_callback(fill(card, 2, 700), 2, 8, is_blocking=False)
-    card, first = aj.process_report(card, -1, callback_ns=ns)
-    return aj.synchronize_device(card), first
+def test_a_host_function_runs_by_itself_and_holds_its_stream(card):
+    card, stream = aj.create_stream(card)  # host 40
+    card = fill(card, stream, 1000)  # 50 to 1050
+    card = aj.launch_host_func(card, stream, 5, duration_ns=250)  # 60
+    card = fill(card, stream, 300)
+    other = fill(card, 0, 200)  # the one engine for fills is free while the function runs
+    card = aj.synchronize_device(other)
+    assert code(card) == 0
+    log = aj.insight.timeline(card)
+    assert list(zip(log.kind.tolist(), log.start_ns.tolist(), log.end_ns.tolist(), strict=True)) == [
+        ("memset", 50, 1050), ("host function", 1050, 1300), ("memset", 1300, 1600), ("memset", 1050, 1250),
+    ]  # fmt: skip
 
 
-def test_jit_and_vmap_do_the_same(card):
-    lanes = jnp.array([500, 4000], jnp.int32)
-    batched = jax.jit(jax.vmap(flow, in_axes=(None, 0)), compiler_options=aj.QUICK_TO_COMPILE)(card, lanes)
-    for lane, ns in enumerate(lanes.tolist()):
-        eager = flow(card, ns)
-        assert (int(eager[1]), code(eager[0]), aj.host_time_ns(eager[0])) == (7, 0, max(60 + 2 * ns, 740 + ns))
-        for new, old in zip(jax.tree.leaves(batched[0]), jax.tree.leaves(eager[0]), strict=True):
-            if old.size:
-                np.testing.assert_array_equal(new[lane], old)
+def test_host_functions_that_are_refused(card):
+    assert code(aj.launch_host_func(card, 1, 5)) == aj.Code.RT_STREAM_SUBSCRIBE  # thread 0 serves it
+    assert code(aj.launch_host_func(card, 4, 5)) == aj.Code.RT_STREAM_CONTEXT
+    alone = aj.unsubscribe_report(card, 0, 1)
+    assert code(aj.launch_host_func(aj.capture_begin(alone, 1), 1, 5)) == aj.Code.RT_STREAM_CAPTURED
+    with pytest.raises(ValueError, match="duration_ns = -1"):
+        aj.launch_host_func(alone, 1, 5, duration_ns=-1)
+    ran = aj.synchronize_stream(aj.launch_host_func(alone, 1, 5), 1)
+    assert (code(ran), aj.host_time_ns(ran)) == (0, 60)  # issued at 40, synchronized from 60 on

@@ -1,6 +1,7 @@
 """Capture: codes, and what is recorded."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -227,7 +228,7 @@ def test_under_jit_the_program_is_padded_and_runs_the_same(made):
     def captured(card):
         return capture_end(aj.memset_async(capture_begin(card, 1), pointer, 7, 100, 1), 1)
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=aj.QUICK_TO_COMPILE)
     def run(card, ns):
         ended, program = captured(card)
         return ended, program, execute_program(ended, program.with_block_ns(ns), 2)
@@ -245,3 +246,30 @@ def test_under_jit_the_program_is_padded_and_runs_the_same(made):
 def padded_arrays(program: Program, rows: int) -> tuple:
     padded = program.padded(rows)
     return padded.fields, padded.operands
+
+
+def test_a_thread_chooses_which_captures_bar_its_calls(card, pointer):
+    def is_barred(card):
+        return code(aj.memset(card, pointer, 0, 8)) == Code.RT_CAPTURE_MODE_NOT_SUPPORT
+
+    def exchange(card, mode):
+        card, before = aj.capture_thread_exchange_mode(card, mode)
+        return card, int(before), code(card)
+
+    every, own, none = CaptureMode
+    card, worker = create_thread(card)
+    captured = {mode: capture_begin(card, 1, mode) for mode in CaptureMode}
+    wanted = {  # (mode of the capture, mode of the thread): barred in the thread that captures, in another one
+        (every, every): (True, True), (every, own): (True, False), (every, none): (False, False),
+        (own, every): (True, False), (own, own): (True, False), (own, none): (False, False),
+        (none, every): (False, False), (none, own): (False, False), (none, none): (False, False),
+    }  # fmt: skip
+    for (capture, mode), (here, there) in wanted.items():
+        mine, before, answer = exchange(captured[capture], mode)
+        assert (before, answer) == (every, 0)
+        assert exchange(mine, every)[1] == mode
+        other = aj.set_device(use_thread(captured[capture], worker))
+        assert (is_barred(mine), is_barred(exchange(other, mode)[0])) == (here, there), (capture, mode)
+        assert is_barred(use_thread(exchange(other, none)[0], 0)) == wanted[capture, every][0]  # its own mode
+    for wrong in (-1, 3):
+        assert exchange(card, wrong)[1:] == (-1, Code.RT_PARAM_INVALID)

@@ -181,7 +181,7 @@ def test_changed_values_do_not_trace_again(kit, programs):
         card = aj.launch(card, executor, 0, stream, site=1)
         return aj.host_work(card, nbytes)
 
-    program = jax.jit(program)
+    program = jax.jit(program, compiler_options=aj.QUICK_TO_COMPILE)
     for numbers in [(0, 0, 64, 0, 10.0, 1), (1, 5, 100, 3, 1e9, 2), (9, -1, -4, 2**31 - 1, 0.0, -1)]:
         arrays = [np.asarray(x, np.float32 if isinstance(x, float) else np.int32) for x in numbers]
         program(kit.card, kit.mix, *arrays)

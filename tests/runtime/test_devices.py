@@ -1,12 +1,10 @@
 """The device as a whole: how many use it, what a reset takes away, and how a program comes back from an abort."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ascend_jax as aj
-from tests.runtime.cards import HOST_COSTS, HOST_SIZES, card_of, code
+from tests.runtime.cards import HOST_COSTS, SIZES, card_of, code
 
 FILL_NS = 1000
 NO_CONTEXT, NO_STREAM, WRONG = aj.Code.RT_CONTEXT_NULL, aj.Code.RT_STREAM_CONTEXT, aj.Code.RT_PARAM_INVALID
@@ -15,7 +13,7 @@ ABORTED = aj.Code.RT_DEVICE_TASK_ABORT
 
 @pytest.fixture(scope="module")
 def card():
-    return card_of(HOST_COSTS, HOST_SIZES)
+    return card_of(HOST_COSTS, SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +77,7 @@ def test_a_reset_takes_everything_but_pinned_memory(kit):
     card = aj.set_device(card)
     _, new = aj.get_context(card)
     assert int(new) != int(primary)
-    assert int(aj.stream_available_count(card)[1]) == HOST_SIZES["max_streams"] - 1
+    assert int(aj.stream_available_count(card)[1]) == SIZES["max_streams"] - 1
     assert code(fill(card, device, 0)) == WRONG  # the block is gone
     assert code(aj.synchronize_stream(card, stream)) == NO_STREAM
     assert code(aj.record_event(card, event, 0)) == WRONG
@@ -99,7 +97,7 @@ def test_a_reset_by_one_of_two_users_takes_nothing(kit):
 
 
 def test_a_reset_waits_and_a_forced_one_drops():
-    card = card_of(HOST_COSTS, HOST_SIZES, hbm_backing_bytes=1 << 14)
+    card = card_of(HOST_COSTS, SIZES, hbm_backing_bytes=1 << 14)
     card, device = aj.malloc(card, 8000)
     card, host = aj.malloc_host(card, 4096)
     card = fill(card, device, 0, 7)  # 30 .. 1030
@@ -130,12 +128,12 @@ def test_a_context_can_be_made_without_setting_the_device(card):
     card, _ = aj.create_context(card)
     assert code(card) == 0
     # the device's own default stream keeps its place
-    assert int(aj.stream_available_count(card)[1]) == HOST_SIZES["max_streams"] - 2
+    assert int(aj.stream_available_count(card)[1]) == SIZES["max_streams"] - 2
     card, stream = aj.create_stream(card)
     assert code(aj.synchronize_stream(card, stream)) == 0
     assert int(aj.primary_context_state(card)) == 0
     card = aj.set_device(card)
-    assert code(card) == 0 and int(aj.stream_available_count(card)[1]) == HOST_SIZES["max_streams"] - 3
+    assert code(card) == 0 and int(aj.stream_available_count(card)[1]) == SIZES["max_streams"] - 3
 
 
 def test_an_abort_drops_everything_and_a_reset_recovers(kit):
@@ -182,29 +180,5 @@ def test_a_device_that_hangs_can_only_be_forced(kit):
 
 def test_what_a_device_says_about_itself(kit):
     info = aj.device_info(kit[0])
-    assert info["streams_free"] == HOST_SIZES["max_streams"] - 2 == int(aj.stream_available_count(kit[0])[1])
+    assert info["streams_free"] == SIZES["max_streams"] - 2 == int(aj.stream_available_count(kit[0])[1])
     assert info["soc_name"] == "Ascend910B2"
-
-
-def flow(card, device, users, nbytes):
-    """Set the device a second time or not, queue work, reset once."""
-    twice = aj.set_device(card, site=1)
-    card = jax.tree.map(lambda one, two: jnp.where(users == 2, two, one), card, twice)
-    card = aj.memset_async(card, device, 1, nbytes, 0, site=1)
-    card = aj.reset_device(card, site=1)
-    card, context = aj.get_context(card, site=1)
-    return card, (context, aj.primary_context_state(card), aj.last_code(card))
-
-
-def test_jit_and_vmap_give_the_same(kit):
-    card, _, device, _ = kit
-    users, lengths = np.array([1, 1, 2], np.int32), np.array([40, 3920, 3920], np.int32)
-    eager = [flow(card, device, a, b) for a, b in zip(users, lengths, strict=True)]
-    many = jax.jit(jax.vmap(flow, in_axes=(None, None, 0, 0)), compiler_options=aj.QUICK_TO_COMPILE)(
-        card, device, jnp.asarray(users), jnp.asarray(lengths)
-    )
-    assert [aj.host_time_ns(one) for one, _ in eager] == [40 + 30, 40 + FILL_NS, 40]
-    assert [int(out[2]) for _, out in eager] == [NO_CONTEXT, NO_CONTEXT, 0]
-    for lane, (one, out) in enumerate(eager):
-        got = jax.tree.map(lambda leaf, lane=lane: np.asarray(leaf)[lane], many)
-        jax.tree.map(np.testing.assert_array_equal, (one, out), got)

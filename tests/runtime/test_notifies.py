@@ -2,14 +2,12 @@
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ascend_jax as aj
 from ascend_jax.runtime.layout import NONE, Clock, Field, Kind, Phase, Time
-from tests.runtime.cards import HBM, MARK_COSTS, MARK_SIZES, card_of, code
+from tests.runtime.cards import HBM, MARK_COSTS, SIZES, card_of, code, fill
 
 WRONG = aj.Code.RT_PARAM_INVALID
 
@@ -17,7 +15,7 @@ WRONG = aj.Code.RT_PARAM_INVALID
 @pytest.fixture(scope="module")
 def card():
     """Streams 1 and 2 beside the default one, memory to fill and notify 0; the host stands at 40."""
-    card = card_of(MARK_COSTS, MARK_SIZES)
+    card = card_of(MARK_COSTS, SIZES)
     card, pointer = aj.malloc(card, 1 << 20)
     assert int(pointer) == HBM
     card, _ = aj.create_stream(card)
@@ -25,11 +23,6 @@ def card():
     card, notify = aj.create_notify(card)
     assert (int(notify), aj.host_time_ns(card)) == (0, 40)
     return card
-
-
-def fill(card, stream, ns):
-    """Queue a task of ``ns``: 100 ns and a byte per ns on the one engine for fills. The call takes 10 ns."""
-    return aj.memset_async(card, HBM, 0, ns - 100, stream)
 
 
 def waits(card):
@@ -147,14 +140,6 @@ def test_events_are_no_notifies(card):
     assert code(aj.record_notify(aj.destroy_event(card, 0), 0, 1)) == 0
 
 
-def flow(card, ns):
-    card, other = aj.create_notify(card)
-    card = aj.wait_and_reset_notify(card, 0, 2, 1)
-    card = aj.record_notify(fill(card, 1, ns), 0, 1)
-    card = aj.record_notify(aj.wait_and_reset_notify(card, 0, 0, 1), other, 0)
-    return aj.synchronize_device(aj.destroy_notify(card, other))
-
-
 def test_a_full_queue_behind_a_wait_that_never_ends_refuses_the_call(card):
     card = aj.wait_and_reset_notify(dataclasses.replace(card, chip=card.chip.replace(queue_depth=4)), 0, 1)
     for _ in range(3):
@@ -167,14 +152,3 @@ def test_a_full_queue_behind_a_wait_that_never_ends_refuses_the_call(card):
     assert code(fill(refused, 2, 200)) == 0  # the others go on
     freed = aj.record_notify(refused, 0, 2)
     assert code(aj.synchronize_device(fill(freed, 1, 200))) == 0
-
-
-def test_jit_and_vmap_do_the_same(card):
-    lanes = jnp.array([500, 4000], jnp.int32)
-    batched = jax.jit(jax.vmap(flow, in_axes=(None, 0)), compiler_options=aj.QUICK_TO_COMPILE)(card, lanes)
-    for lane, ns in enumerate(lanes.tolist()):
-        eager = flow(card, ns)
-        assert code(eager) == aj.Code.RT_WAIT_TIMEOUT  # one record, two waits
-        for new, old in zip(jax.tree.leaves(batched), jax.tree.leaves(eager), strict=True):
-            if old.size:
-                np.testing.assert_array_equal(new[lane], old)

@@ -1,11 +1,9 @@
 """Host threads: several clocks, one current context each, calls in the order in which they are made."""
 
-import jax
-import numpy as np
 import pytest
 
 import ascend_jax as aj
-from tests.runtime.cards import HOST_COSTS, HOST_SIZES, card_of, code
+from tests.runtime.cards import HOST_COSTS, SIZES, card_of, code
 
 FILL_NS = 1000
 NO_CONTEXT, WRONG, FULL = aj.Code.RT_CONTEXT_NULL, aj.Code.RT_PARAM_INVALID, aj.Code.OBJECT_TABLE_FULL
@@ -13,7 +11,7 @@ NO_CONTEXT, WRONG, FULL = aj.Code.RT_CONTEXT_NULL, aj.Code.RT_PARAM_INVALID, aj.
 
 @pytest.fixture(scope="module")
 def card():
-    return card_of(HOST_COSTS, HOST_SIZES)
+    return card_of(HOST_COSTS, SIZES)
 
 
 def fill(card, device, stream):
@@ -149,28 +147,3 @@ def test_a_thread_that_serves_a_stream_cannot_end(card):
     card = aj.subscribe_report(card, worker, 0)
     assert code(aj.end_thread(card, worker)) == aj.Code.RT_STREAM_SUBSCRIBE
     assert code(aj.end_thread(aj.unsubscribe_report(card, worker, 0), worker)) == 0
-
-
-def flow(card, device, mine, its):
-    """Two threads that work for a while, one waits for the other's fill."""
-    card, worker = aj.create_thread(card, site=1)
-    card = aj.memset_async(aj.host_work(card, mine), device, 0, 3920, 0, site=1)
-    card = aj.set_device(aj.use_thread(card, worker, site=1), site=1)
-    card = aj.synchronize_stream(aj.host_work(card, its), 0, site=1)
-    earliest = aj.earliest_thread(card)
-    card = aj.join_thread(aj.use_thread(card, 0, site=1), worker, site=1)
-    return aj.end_thread(card, worker, site=1), earliest
-
-
-def test_jit_and_vmap_give_the_same(card):
-    card, device = aj.malloc(card, 4096)
-    mine, its = np.array([0, 100, 5000], np.int32), np.array([0, 4000, 20], np.int32)
-    eager = [flow(card, device, np.int32(a), np.int32(b)) for a, b in zip(mine, its, strict=True)]
-    many = jax.jit(jax.vmap(flow, in_axes=(None, None, 0, 0)), compiler_options=aj.QUICK_TO_COMPILE)(
-        card, device, jax.numpy.asarray(mine), jax.numpy.asarray(its)
-    )
-    # the fill ends at 20 + mine + 1000; the worker waits from 20 + its on
-    assert [aj.host_time_ns(one) for one, _ in eager] == [1020, 4020, 6020]
-    for lane, (one, out) in enumerate(eager):
-        got = jax.tree.map(lambda leaf, lane=lane: np.asarray(leaf)[lane], many)
-        jax.tree.map(np.testing.assert_array_equal, (one, out), got)

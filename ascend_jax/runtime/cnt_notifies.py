@@ -1,0 +1,243 @@
+"""Counting notifies: a number of 32 bits that streams set, add to and wait for (``aclrtCntNotify*``).
+
+They take the slots of notifies. Queueing either side first is allowed, as with notifies. The sum of what is added is
+kept in 64 bits: beyond 2**32 - 1 it does not wrap.
+"""
+
+import enum
+
+import jax
+import jax.numpy as jnp
+
+from ascend_jax.runtime import layout
+from ascend_jax.runtime.codes import Code
+from ascend_jax.runtime.commands import Command, answer, enqueue
+from ascend_jax.runtime.edge import Site, stage, verb
+from ascend_jax.runtime.event_slots import put_back, take
+from ascend_jax.runtime.handles import find_notify, find_stream
+from ascend_jax.runtime.host import spend
+from ascend_jax.runtime.layout import Change, Condition, EventKind, Field, Kind
+from ascend_jax.runtime.rows import Number
+from ascend_jax.runtime.state import CardState
+from ascend_jax.runtime.status import first_code, first_failing
+from ascend_jax.runtime.synchronize import make_room
+from ascend_jax.runtime.timeouts import is_wrong_timeout, timeout_fields
+from ascend_jax.runtime.value_marks import Words, words_of
+
+
+class CntRecordMode(enum.IntEnum):
+    """What a record does to the number (``aclrtCntNotifyRecordMode``); the last two are not supported here."""
+
+    SET_VALUE = 0
+    ADD = 1
+    BIT_OR = 2
+    BIT_AND = 4
+
+
+class CntWaitMode(enum.IntEnum):
+    """What a wait demands of the number (``aclrtCntNotifyWaitMode``); the first and the last are not supported here."""
+
+    LESS = 0
+    EQUAL = 1
+    BIGGER = 2
+    BIGGER_OR_EQUAL = 3
+    EQUAL_WITH_BITMASK = 4
+
+
+def _check(value: Words, mode: jax.Array, known: type[enum.IntEnum], ours: tuple[int, ...]) -> jax.Array:
+    high, low = (jnp.asarray(word, jnp.int32) for word in value)
+    is_number = (high == 0) & (low != 0)
+    is_known = jnp.stack([mode == int(one) for one in known]).any()
+    is_ours = jnp.stack([mode == one for one in ours]).any()
+    return first_code((~is_known | ~is_number, Code.RT_PARAM_INVALID), (~is_ours, Code.FEATURE_NOT_SUPPORT))
+
+
+@stage
+def _create(card: CardState, flag: Number, site: Number) -> tuple:
+    card, handle, code = take(spend(card, card.chip["host_event_ns"]), flag, EventKind.COUNTING)
+    return answer(card, code, site, layout.NONE)[0], handle
+
+
+@stage
+def _destroy(card: CardState, notify: Number, site: Number) -> CardState:
+    code, row = find_notify(card, notify, EventKind.COUNTING)
+    return answer(put_back(card, row, code), code, site, layout.NONE)[0]
+
+
+@stage
+def _id(card: CardState, notify: Number, site: Number) -> tuple:
+    code, row = find_notify(card, notify, EventKind.COUNTING)
+    card, _ = answer(card, code, site, layout.NONE)
+    return card, jnp.where(code == Code.SUCCESS, row - card.max_events, layout.NONE)
+
+
+@stage
+def _record(card: CardState, notify: Number, value: Words, stream: Number, mode: Number, site: Number) -> CardState:
+    code, slot = find_stream(card, stream)
+    notify_code, row = find_notify(card, notify, EventKind.COUNTING)
+    mode = jnp.asarray(mode, jnp.int32)
+    wrong = _check(value, mode, CntRecordMode, (CntRecordMode.SET_VALUE, CntRecordMode.ADD))
+    fields = {
+        Field.OBJECT: notify,
+        Field.CELL: row,
+        Field.CHANGE: jnp.where(mode == CntRecordMode.ADD, Change.ADD, Change.SET),
+        Field.VALUE_LO: value[1],
+        Field.SITE: site,
+    }
+    card = spend(card, card.chip["host_event_ns"])
+    card, code = enqueue(
+        card, Command(Kind.NOTIFY_RECORD, slot, fields=fields), first_failing(code, notify_code, wrong)
+    )
+    return answer(card, code, site, stream)[0]
+
+
+@stage
+def _wait(
+    card: CardState,
+    notify: Number,
+    value: Words,
+    stream: Number,
+    mode: Number,
+    clears: Number,
+    timeout_s: Number,
+    site: Number,
+) -> CardState:
+    code, slot = find_stream(card, stream)
+    notify_code, row = find_notify(card, notify, EventKind.COUNTING)
+    mode, low = jnp.asarray(mode, jnp.int32), jnp.asarray(value[1], jnp.int32)
+    ours = (CntWaitMode.EQUAL, CntWaitMode.BIGGER, CntWaitMode.BIGGER_OR_EQUAL)
+    wrong = first_failing(
+        _check(value, mode, CntWaitMode, ours), first_code((is_wrong_timeout(timeout_s), Code.RT_PARAM_INVALID))
+    )
+    least = low + (mode == CntWaitMode.BIGGER)  # bigger than 2**32 - 1: at least 2**32
+    fields = {
+        Field.OBJECT: notify,
+        Field.CELL: row,
+        Field.CONDITION: jnp.where(mode == CntWaitMode.EQUAL, Condition.EQ, Condition.GE),
+        Field.CHANGE: jnp.where(jnp.asarray(clears, bool), Change.CLEAR, Change.NONE),
+        Field.VALUE_HI: (least == 0).astype(jnp.int32),
+        Field.VALUE_LO: least,
+        Field.SITE: site,
+        **timeout_fields(timeout_s),
+    }
+    card = spend(card, card.chip["host_event_ns"])
+    code = first_failing(code, notify_code, wrong)
+    card, code = enqueue(card, Command(Kind.NOTIFY_WAIT, slot, fields=fields), code)
+    return answer(card, code, site, stream)[0]
+
+
+@stage
+def _reset(card: CardState, notify: Number, stream: Number, site: Number) -> CardState:
+    code, slot = find_stream(card, stream)
+    notify_code, row = find_notify(card, notify, EventKind.COUNTING)
+    fields = {Field.OBJECT: notify, Field.CELL: row, Field.CHANGE: Change.CLEAR, Field.SITE: site}
+    card = spend(card, card.chip["host_event_ns"])
+    card, code = enqueue(card, Command(Kind.NOTIFY_RECORD, slot, fields=fields), first_failing(code, notify_code))
+    return answer(card, code, site, stream)[0]
+
+
+@verb
+def create_cnt_notify(card: CardState, flag: Number = 0, *, site: Site = None) -> tuple[CardState, jax.Array]:
+    """Create a counting notify that holds 0 (``aclrtCntNotifyCreate``).
+
+    Args:
+      card: The card.
+      flag: 0, or 1 for use on the device only, which changes nothing here.
+      site: Call site, filled in by the runtime.
+
+    Returns:
+      The card and a handle. Status as :func:`create_notify`, whose slots it shares.
+
+    >>> import ascend_jax as aj
+    >>> card, done = aj.create_cnt_notify(aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0))
+    >>> card, one = aj.create_stream(card)
+    >>> card = aj.wait_cnt_notify(card, done, 2, one, mode=aj.CntWaitMode.BIGGER_OR_EQUAL)
+    >>> for _ in range(2):
+    ...     card = aj.record_cnt_notify(card, done, 1, 0, mode=aj.CntRecordMode.ADD)
+    >>> aj.last_code(aj.synchronize_stream(card, one)).item()
+    0
+    """
+    return _create(card, flag, site)
+
+
+@verb
+def destroy_cnt_notify(card: CardState, notify: Number, *, site: Site = None) -> CardState:
+    """Give its slot back without blocking (``aclrtCntNotifyDestroy``); what is queued stays queued.
+
+    Status 107000 for an unknown counting notify.
+    """
+    return _destroy(card, notify, site)
+
+
+@verb
+def record_cnt_notify(
+    card: CardState,
+    notify: Number,
+    value: Number,
+    stream: Number,
+    *,
+    mode: Number = CntRecordMode.SET_VALUE,
+    site: Site = None,
+) -> CardState:
+    """Change the number when ``stream`` gets there (``aclrtCntNotifyRecord``).
+
+    Args:
+      card: The card.
+      notify: Which number.
+      value: 1 to 2**32 - 1.
+      stream: Stream that changes it.
+      mode: A :class:`CntRecordMode`: set to the value, or add it.
+      site: Call site, filled in by the runtime.
+
+    Returns:
+      The card. Status 107003 for an unknown stream, 107000 for an unknown counting notify, another value or another
+      mode, 207000 for the modes with bits.
+    """
+    return _record(make_room(card, site, stream), notify, words_of(value), stream, mode, site)
+
+
+@verb
+def wait_cnt_notify(
+    card: CardState,
+    notify: Number,
+    value: Number,
+    stream: Number,
+    *,
+    mode: Number = CntWaitMode.EQUAL,
+    clears: Number | bool = False,
+    timeout_s: Number = 0,
+    site: Site = None,
+) -> CardState:
+    """Hold ``stream`` until the number satisfies a condition (``aclrtCntNotifyWaitWithTimeout``).
+
+    Args:
+      card: The card.
+      notify: Which number.
+      value: What it is compared with, 1 to 2**32 - 1.
+      stream: Stream that waits.
+      mode: A :class:`CntWaitMode`: equal, bigger, or bigger or equal.
+      clears: Whether the wait sets the number to 0 when it is over.
+      timeout_s: Whole seconds after which a wait that has come up fails the stream; 0 = never.
+      site: Call site, filled in by the runtime.
+
+    Returns:
+      The card. Status as :func:`record_cnt_notify`; 207000 for LESS and EQUAL_WITH_BITMASK, 107000 for a timeout
+      below 0.
+    """
+    card = make_room(card, site, stream)
+    return _wait(card, notify, words_of(value), stream, mode, clears, timeout_s, site)
+
+
+@verb
+def reset_cnt_notify(card: CardState, notify: Number, stream: Number, *, site: Site = None) -> CardState:
+    """Set the number to 0 when ``stream`` gets there (``aclrtCntNotifyReset``).
+
+    Status 107003 for an unknown stream, 107000 for an unknown counting notify.
+    """
+    return _reset(make_room(card, site, stream), notify, stream, site)
+
+
+@verb
+def cnt_notify_id(card: CardState, notify: Number, *, site: Site = None) -> tuple[CardState, jax.Array]:
+    """Return the card and the counting notify's number on the device, -1 on failure (``aclrtCntNotifyGetId``)."""
+    return _id(card, notify, site)
