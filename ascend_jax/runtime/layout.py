@@ -368,6 +368,7 @@ class HeapFlag(enum.IntFlag):
     PHYSICAL = 16  # allocated to be mapped
     CONDEMNED = 32  # freed: goes when it is unmapped, or when the stream it was given back in is past
     RUNTIME = 64  # kept for operators (workspace), not by the program
+    SEGMENT = 128  # behind an expandable segment
 
 
 POOL_SHIFT = 8  # above it: slot of the pool, 8 bits
@@ -380,7 +381,7 @@ class Virtual(enum.IntEnum):
     KIND = 0  # VirtualKind
     START = 1  # granule
     SIZE = 2
-    PHYSICAL = 3  # granule behind the first one, of a mapping
+    PHYSICAL = 3  # granule behind the first one, of a mapping; of a segment: of `memory`, 0 = no real bytes
 
 
 class VirtualKind(enum.IntEnum):
@@ -389,6 +390,7 @@ class VirtualKind(enum.IntEnum):
     NONE = 0
     RESERVATION = 1
     MAPPING = 2
+    SEGMENT = 3  # addresses of an expandable segment that have memory
 
 
 class HeapWord(enum.IntEnum):

@@ -84,7 +84,7 @@ def run(seed, card, here, host):
         except aj.CacheOutOfMemory as full:
             cache, card, pointer = full.cache, full.card, None
         try:
-            expected = twin.alloc(nbytes, stream)
+            expected = twin.alloc(nbytes, stream, pointer)
         except Full:
             expected = None
         if pointer:
