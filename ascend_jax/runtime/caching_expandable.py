@@ -95,9 +95,7 @@ def expanded(
         cache, card = changed
 
 
-def released(
-    cache: CachingAllocator, card: CardState, block: Block, site: Site
-) -> tuple[CachingAllocator, CardState]:
+def released(cache: CachingAllocator, card: CardState, block: Block, site: Site) -> tuple[CachingAllocator, CardState]:
     """Unmap the whole chunks that lie in a cached block; the rest stays cached."""
     start, unit = space_of(cache, block), chunk_size(cache, block.is_small)
     low = start + up(block.address - start, unit)
@@ -120,9 +118,7 @@ def released(
     return _without_empty(cache, start), card
 
 
-def _room(
-    cache: CachingAllocator, card: CardState, size: int, stream: int, is_small: bool
-) -> tuple[int, int] | None:
+def _room(cache: CachingAllocator, card: CardState, size: int, stream: int, is_small: bool) -> tuple[int, int] | None:
     """Return (segment, address) of the lowest hole of a stream, or the cached block before it, that ``size`` fits."""
     for start, space in cache.spaces.items():
         if (space.stream, space.is_small) != (stream, is_small):

@@ -55,11 +55,7 @@ class Space(Run):
             if 0 <= other < len(self.pieces) and self.pieces[other].state == piece.state:
                 piece.size += self.pieces[other].size
                 piece.age = 0
-        self.pieces = [
-            one
-            for index, one in enumerate(self.pieces)
-            if abs(index - at) != 1 or one.state != piece.state
-        ]
+        self.pieces = [one for index, one in enumerate(self.pieces) if abs(index - at) != 1 or one.state != piece.state]
         return piece
 
     def map(self, hole, nbytes, device):

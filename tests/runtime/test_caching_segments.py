@@ -51,49 +51,6 @@ def test_nothing_is_given_back_to_the_device_under_running_work(options, first, 
     aj.raise_if_error(s.card)
 
 
-def test_an_expandable_segment_grows_where_it_ends_and_not_in_a_lower_hole(card):
-    s = Session(card, "expandable_segments:True", pad_bytes=0)
-    s.card, plain = aj.malloc(s.card, 39 * MIB)
-    a = s.alloc(20 * MIB)
-    s.free(a)
-    s.card = aj.free(s.card, plain)
-    assert s.alloc(30 * MIB) == a and s.mib("reserved_bytes") == 40
-
-
-def test_a_block_over_what_a_segment_grew_by_is_one_range():
-    now = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=48 * MIB, max_commands=16, max_blocks=8)
-    s = Session(now, "expandable_segments:True", pad_bytes=0)
-    s.free(s.alloc(20 * MIB))
-    a = s.alloc(30 * MIB)
-    s.card, out = aj.download(aj.memset(s.card, a, 7, 30 * MIB), a, (30 * MIB,), "uint8")
-    aj.raise_if_error(s.card)
-    assert out.min() == out.max() == 7
-
-
-def test_an_expandable_segment_gives_back_whole_chunks_around_what_is_used(card):
-    s = Session(card, "expandable_segments:True", pad_bytes=0)
-    a, b, c = s.alloc(30 * MIB), s.alloc(5 * MIB), s.alloc(25 * MIB)
-    s.free(a), s.free(c)
-    s.empty()
-    assert [(one.size // MIB, one.is_small) for one in s.cache.segments.values()] == [(20, False)]
-    assert s.mib("reserved_bytes") == 20 and s.taken == 20 * MIB
-    stats = aj.memory_stats(s.cache)
-    assert (stats["segment.all.peak"], stats["inactive_split.all.peak"], stats["num_device_free"]) == (0, 0, 2)
-    codes = [int(aj.last_code(aj.memset(s.card, pointer, 1, 64))) for pointer in (a, b)]
-    assert codes == [aj.Code.RT_PARAM_INVALID, aj.Code.NO_BYTES_BEHIND], "only the second is still allocated"
-
-
-def test_an_expandable_segment_needs_one_free_run(card):
-    chip = aj.chip("Ascend910B2").replace(hbm_bytes=102 * MIB)
-    s = Session(aj.init(chip, hbm_backing_bytes=0, max_commands=16, max_blocks=16), "expandable_segments:True", 0)
-    s.card, low = aj.malloc_align32(s.card, 40 * MIB)
-    s.card, _ = aj.malloc_align32(s.card, 20 * MIB)
-    s.card = aj.free(s.card, low)
-    with pytest.raises(aj.CacheOutOfMemory) as caught:  # two runs of 40 MiB; on a card their pages would be mapped
-        s.alloc(60 * MIB)
-    assert (caught.value.report.free_bytes, caught.value.report.largest_free_bytes) == (80 * MIB, 40 * MIB)
-
-
 def test_the_pointer_of_nothing_is_freed_without_effect(card):
     s = Session(card)
     before = s.cache
