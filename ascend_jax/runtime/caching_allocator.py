@@ -12,8 +12,8 @@ import numpy as np
 from ascend_jax.runtime import callsite
 from ascend_jax.runtime.allocator_options import parse_allocator_options
 from ascend_jax.runtime.allocator_stats import AllocatorStats
-from ascend_jax.runtime.caching_reports import CacheOutOfMemory, shortage
 from ascend_jax.runtime.caching_expandable import reach, require_addresses
+from ascend_jax.runtime.caching_reports import CacheOutOfMemory, shortage
 from ascend_jax.runtime.caching_segments import is_refused_by_fraction, new_block
 from ascend_jax.runtime.caching_state import (
     MIN_BLOCK,
@@ -57,8 +57,8 @@ def caching_allocator(card: CardState, options: str = "", *, pad_bytes: int | No
     if chosen.expandable_segments:
         require_addresses(card)
     pad = int(card.chip["malloc_pad_bytes"]) if pad_bytes is None else pad_bytes
-    fraction, empty = chosen.per_process_memory_fraction, MappingProxyType({})
-    cache = CachingAllocator(chosen, pad, _share_of(card, 1.0), False, empty, empty, AllocatorStats())
+    fraction, whole = chosen.per_process_memory_fraction, _share_of(card, 1.0)
+    cache = CachingAllocator(chosen, pad, whole, False, MappingProxyType({}), MappingProxyType({}), AllocatorStats())
     return cache if fraction is None else set_per_process_memory_fraction(cache, card, fraction)
 
 

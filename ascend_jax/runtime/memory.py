@@ -174,8 +174,8 @@ _NOT_THE_PROGRAMS = int(HeapFlag.POOL | HeapFlag.IDLE | HeapFlag.PHYSICAL | Heap
 
 
 @stage(static=("refused",), changes=("hbm", "clock", "status", "freed"))
-def _free(card: CardState, request: jax.Array, *, refused: int = _NOT_THE_PROGRAMS) -> CardState:
-    pointer, site = request
+def _free(card: CardState, pointer: Number, site: Number, *, refused: int = _NOT_THE_PROGRAMS) -> CardState:
+    pointer = jnp.asarray(pointer, jnp.int32)
     heap, entry, code = release(card, card.hbm, pointer, refused)
     card = note_freed(dataclasses.replace(card, hbm=heap), entry, site, code == Code.SUCCESS)
     return status.note(spend(card, card.chip["host_free_ns"]), code, site)
@@ -260,7 +260,7 @@ def free(card: CardState, pointer: int | jax.Array, *, site: Site = None) -> Car
     pool or the runtime. (Freeing twice has been seen to return 0 on a real card; here it is an error, because it is
     always a mistake.)
     """
-    return _free(card, packed(address(pointer), site))
+    return _free(card, address(pointer), site)  # not packed: the host need not wait for a pointer to be computed
 
 
 def malloc_workspace(card: CardState, nbytes: int, site: Site) -> tuple[CardState, jax.Array]:
@@ -271,7 +271,7 @@ def malloc_workspace(card: CardState, nbytes: int, site: Site) -> tuple[CardStat
 
 def free_workspace(card: CardState, pointer: int, site: Site) -> CardState:
     """Give back what :func:`malloc_workspace` allocated."""
-    return _free(card, packed(pointer, site), refused=_NOT_THE_PROGRAMS ^ int(HeapFlag.RUNTIME))
+    return _free(card, pointer, site, refused=_NOT_THE_PROGRAMS ^ int(HeapFlag.RUNTIME))
 
 
 @verb

@@ -70,7 +70,7 @@ class _Request(NamedTuple):
 @stage(changes=("hbm", "virtual", "clock", "freed"))
 def _commit(card: CardState, request: _Request) -> CardState:
     mapped, unmapped, site = request.counts
-    card = note_freed(card, request.gone, site, unmapped > 0)
+    card = note_freed(card, jnp.asarray(request.gone), site, unmapped > 0)
     hbm, virtual = Heap(jnp.asarray(request.blocks), jnp.asarray(request.words)), jnp.asarray(request.virtual)
     # a chunk is allocated and mapped, or unmapped and freed: two calls
     busy_ns = 2.0 * (mapped * card.chip["host_malloc_ns"] + unmapped * card.chip["host_free_ns"])

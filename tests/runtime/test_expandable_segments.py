@@ -1,4 +1,4 @@
-"""Expandable segments: where their addresses and their memory lie, and that bytes come through whatever lies between."""
+"""Expandable segments: where their addresses and their memory lie; bytes come through whatever lies between."""
 
 import numpy as np
 import pytest
