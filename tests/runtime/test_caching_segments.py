@@ -33,7 +33,8 @@ def test_a_full_table_is_told_from_full_memory():
 
 
 @pytest.mark.parametrize(("options", "first", "second"), [
-    ("garbage_collection_threshold:0.3,per_process_memory_fraction:1.0", 60 * MIB, 64 * MIB), ("max_split_size_mb:20", 60 * MIB, 40 * MIB),
+    ("garbage_collection_threshold:0.3,per_process_memory_fraction:1.0", 60 * MIB, 64 * MIB),
+    ("max_split_size_mb:20", 60 * MIB, 40 * MIB),
     ("", 60 * MIB, 64 * MIB),
 ])  # fmt: skip
 def test_nothing_is_given_back_to_the_device_under_running_work(options, first, second):

@@ -42,6 +42,21 @@ def test_a_span_past_int32_is_refused_and_changes_nothing(kit, kind):
         np.testing.assert_array_equal(after.memory, memory)
 
 
+def test_shapes_that_are_none_are_refused(kit):
+    card, (a, b, c) = kit
+    wrong = {(-64, -64, 0, 1): 100000, (64, -64, 0, 0): 100000, (64, 64, 65, 1): 100000, (64, 64, -1, 1): 100000,
+             (64, 64, 1, -1): 100000, (0, 0, 0, 5): 0, (64, 64, 0, 2**20): 0, (MIB, MIB, 1, 2): 107000,
+             (MIB, MIB, 1, 1): 0}  # fmt: skip
+    for (dst_pitch, src_pitch, width, height), code in wrong.items():
+        after = aj.memcpy2d(card, a, dst_pitch, b, src_pitch, width, height)
+        assert (dst_pitch, width, height, int(aj.last_code(after))) == (dst_pitch, width, height, code)
+    gone = aj.free(card, c)
+    for dst, src in ((c, b), (a, c), (0, b), (a, 0)):
+        assert int(aj.last_code(aj.memcpy2d(gone, dst, 64, src, 64, 1, 1))) == (107000 if c in (dst, src) else 100000)
+    with pytest.raises(TypeError, match=r"width = 1.5"):
+        aj.memcpy2d(card, a, 64, b, 64, 1.5, 1)
+
+
 def test_a_span_past_int32_is_refused_under_jit(kit):
     card, (a, b, _) = kit
     copy = jax.jit(lambda pitch, width, height: aj.memcpy2d(card, a, pitch, b, pitch, width, height, site=1).status)

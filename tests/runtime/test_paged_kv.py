@@ -121,6 +121,15 @@ def test_refused_shapes(counts):
         aj.paged_cache(*counts)
 
 
+@pytest.mark.parametrize("count", [1.5, True, np.float32(2), "3"])
+def test_counts_are_whole_numbers(count):
+    cache = aj.paged_cache(pages=4, page_size=16, sequences=2)
+    for call in (lambda: aj.kv_extend(cache, 0, count), lambda: aj.kv_free(cache, count),
+                 lambda: aj.kv_slots(cache, 0, count), lambda: aj.paged_cache(4, 16, count)):  # fmt: skip
+        with pytest.raises(TypeError):
+            call()
+
+
 @pytest.mark.parametrize("count", [2**31, 2**40])
 def test_counts_beyond_int32_are_refused(count):
     cache = aj.paged_cache(pages=4, page_size=16, sequences=2)
