@@ -225,6 +225,7 @@ def test_garbage_collection_frees_the_oldest_segments(card):
 
 def test_without_a_fraction_nothing_is_collected(card):
     s = Session(card, "garbage_collection_threshold:0.1", pad_bytes=0)
+    s.card, side = aj.create_stream(s.card)
     s.free(s.alloc(20 << 30))
     s.alloc(21 << 30)
     assert sorted(segment.size >> 30 for segment in s.cache.segments.values()) == [20, 21]
@@ -233,7 +234,7 @@ def test_without_a_fraction_nothing_is_collected(card):
     with pytest.raises(ValueError, match=r"fraction = 1.5"):
         aj.set_per_process_memory_fraction(s.cache, s.card, 1.5)
     s.cache = aj.set_per_process_memory_fraction(s.cache, s.card, 0.65)  # 41.6 GiB; above 4.16 a whole old one goes
-    s.alloc(2 << 30)
+    s.alloc(2 << 30, side)
     assert sorted(segment.size >> 30 for segment in s.cache.segments.values()) == [2, 21]
 
 

@@ -22,9 +22,10 @@ def test_a_donated_card_goes_on_after_it_ran_out():
     aj.raise_if_error(s.card)
 
 
-def test_a_full_table_is_told_from_full_memory():
-    card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0, max_commands=16, max_blocks=2)
+def test_a_full_table_is_told_from_full_memory(card):
     s = Session(card, pad_bytes=0)
+    for _ in range(62):
+        s.card, _ = aj.malloc(s.card, 64)
     s.alloc(20 * MIB), s.alloc(20 * MIB)
     with pytest.raises(aj.CacheOutOfMemory, match="max_blocks") as caught:
         s.alloc(20 * MIB)
@@ -39,7 +40,7 @@ def test_a_full_table_is_told_from_full_memory():
 ])  # fmt: skip
 def test_nothing_is_given_back_to_the_device_under_running_work(options, first, second):
     chip = aj.chip("Ascend910B2").replace(hbm_bytes=100 * MIB)
-    now = aj.init(chip, hbm_backing_bytes=98 * MIB, host_backing_bytes=0, max_commands=64, max_blocks=16)
+    now = aj.init(chip, hbm_backing_bytes=0, max_commands=16, max_streams=2, max_events=1, max_blocks=16)
     now, side = aj.create_stream(now)
     s = Session(now, options, pad_bytes=0)
     a = s.alloc(first)

@@ -101,6 +101,9 @@ def test_what_a_full_table_cannot_show_stays_mapped(small):
     s.free(p[6]), s.free(p[7])
     s.empty()
     assert s.mib("reserved_bytes") == 6
+    with pytest.raises(aj.CacheOutOfMemory, match="max_mappings") as caught:
+        s.alloc(2 * MIB)  # a segment of large blocks, whose range would need a fourth row
+    assert caught.value.code == aj.Code.OBJECT_TABLE_FULL
 
 
 def test_two_runs_that_are_each_too_short_serve_one_request(times):
