@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import ascend_jax as aj
-from ascend_jax.runtime.edge import QUICK_TO_COMPILE
 from ascend_jax.runtime.layout import Clock, HeapEntry, HeapFlag, HeapWord
 from tests.runtime.pool_twin import NOBODY, PoolTwin
 
@@ -133,7 +132,7 @@ def test_an_internal_dependency_makes_the_stream_wait(small_card, is_traced):
     for _ in range(3):
         card = aj.memset_async(card, a, 1, 2 * MIB - 64, s)
     card = aj.record_event(aj.mem_pool_free(card, a, s), event, s)
-    alloc = jax.jit(aj.mem_pool_alloc, compiler_options=QUICK_TO_COMPILE) if is_traced else aj.mem_pool_alloc
+    alloc = jax.jit(aj.mem_pool_alloc, compiler_options=aj.QUICK_TO_COMPILE) if is_traced else aj.mem_pool_alloc
     card, b = alloc(card, pool, MIB, t)
     card = aj.synchronize_device(aj.memset_async(card, b, 2, MIB, t))
     assert int(a) == int(b) and aj.freed_in_use(card) == []
@@ -264,7 +263,7 @@ def test_lanes_equal_a_loop(small_card):
         return now.hbm.blocks, now.hbm.words, now.pools, now.status, b
 
     sizes = jnp.array([1, 2 * MIB, 5 * MIB, 0, 9 * MIB], jnp.int32)
-    together = jax.jit(jax.vmap(run), compiler_options=QUICK_TO_COMPILE)(sizes)
+    together = jax.jit(jax.vmap(run), compiler_options=aj.QUICK_TO_COMPILE)(sizes)
     for lane, size in enumerate(sizes):
         for batched, alone in zip(together, run(size), strict=True):
             np.testing.assert_array_equal(batched[lane], alone)

@@ -126,9 +126,9 @@ def test_memory_shared_between_processes(pair):
 
 
 def test_a_block_like_the_exported_one_is_not_the_exported_one(fresh):
-    pointers = []
+    card, pointers = fresh, []
     for _ in range(2):  # the same line, the same size, nothing queued in between
-        card, pointer = aj.malloc(fresh if not pointers else aj.free(card, pointers[0]), SIZE)
+        card, pointer = aj.malloc(aj.free(card, pointers[0]) if pointers else card, SIZE)
         pointers.append(int(pointer))
         if len(pointers) == 1:
             shared, key = aj.ipc_export(aj.IpcExports(), card, pointers[0], SIZE, checks_pid=False)
