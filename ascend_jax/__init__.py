@@ -29,7 +29,13 @@ from ascend_jax.ops.attention.flash import flash_attention
 from ascend_jax.ops.tensor import Tensor, tensor
 from ascend_jax.runtime import static
 from ascend_jax.runtime.allocator_options import AllocatorOptions, parse_allocator_options
-from ascend_jax.runtime.caching_allocator import cache_alloc, cache_free, caching_allocator, record_stream
+from ascend_jax.runtime.caching_allocator import (
+    cache_alloc,
+    cache_free,
+    caching_allocator,
+    record_stream,
+    set_per_process_memory_fraction,
+)
 from ascend_jax.runtime.caching_reports import (
     CacheOutOfMemory,
     memory_snapshot,
@@ -379,6 +385,7 @@ __all__ = [
     "set_device",
     "set_op_execute_timeout",
     "set_op_wait_timeout",
+    "set_per_process_memory_fraction",
     "set_stream_failure_mode",
     "simulate",
     "static",

@@ -5,8 +5,8 @@
 heap: device and pinned memory, 512 sequences at a time. Every sequence is 40 calls of malloc and free with all
 policies, edge sizes, and wrong arguments; pointers, codes, counters and every block are compared after each call.
 cache: the caching allocator, one sequence after another. Every sequence draws an option string and 40 calls of alloc,
-free, record_stream, empty_cache, tasks in streams and waits for them; pointers, blocks, segments, device memory and
-every statistic are compared after each call.
+free, record_stream, empty_cache, tasks in streams, waits for them, and memory taken beside the cache; pointers, blocks,
+segments, device memory and every statistic are compared after each call.
 
 A sequence depends on its kind and number only. Exit status 1 means a difference; the first one is printed.
 """

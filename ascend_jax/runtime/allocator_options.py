@@ -18,11 +18,11 @@ class AllocatorOptions:
 
     max_split_bytes: int = UNLIMITED  # larger cached blocks are not cut
     max_non_split_rounding_bytes: int = 20 * MIB  # what may be wasted when such a block is taken whole
-    garbage_collection_threshold: float = 0.0  # share of the allowed memory above which old segments are freed; 0: off
-    expandable_segments: bool = False  # segments grow in place
+    garbage_collection_threshold: float = 0.0  # share of the allowed memory above which old segments go; 0: off
+    expandable_segments: bool = False  # segments are addresses, to which memory is mapped as it is needed
     roundup_power2_divisions: tuple[int, ...] = (0,) * 16  # [i]: steps of a power of two from 2**i MiB on; 0: 512 bytes
     large_segment_bytes: int = 20 * MIB  # segment of blocks from 1 to 10 MiB
-    per_process_memory_fraction: float = 1.0  # share of the device's memory that it may reserve
+    per_process_memory_fraction: float | None = None  # share of the device's memory that it may reserve
     page_size_1g: bool = False  # segments of whole 1 GiB pages
     throw_on_npumalloc_oom: bool = False  # what the fraction refuses is counted as rejected
 

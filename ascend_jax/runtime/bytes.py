@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from ascend_jax.runtime import layout
-from ascend_jax.runtime.layout import GRANULE_SHIFT, Device
+from ascend_jax.runtime.layout import GRANULE_SHIFT, Device, Virtual, VirtualKind
 from ascend_jax.runtime.loop import settle_loop
 from ascend_jax.runtime.ranges import Range
 from ascend_jax.runtime.state import CHUNK_BYTES, CardState
+from ascend_jax.runtime.translation import segment_bytes
 
 
 def is_backed(card: CardState, place: Range) -> jax.Array:
@@ -21,14 +22,22 @@ def is_backed(card: CardState, place: Range) -> jax.Array:
     on_host = pointer < layout.NULL
     granule = jnp.where(on_host, pointer - layout.HOST_BASE, pointer - layout.HBM_BASE)
     size = jnp.where(on_host, card.device[Device.HOST_BACKING], card.device[Device.HBM_BACKING])
-    return (granule >= 0) & (granule <= size) & (end + (rest > 0) <= size - granule)
+    is_backed = (granule >= 0) & (granule <= size) & (end + (rest > 0) <= size - granule)
+    return is_backed | (end + (rest > 0) <= segment_bytes(card, pointer)[1])
 
 
 def first_byte(card: CardState, pointer: jax.Array, offset: jax.Array) -> jax.Array:
     """Return the index in ``card.memory`` of a backed address (elementwise; garbage for others)."""
     device = (pointer - layout.HBM_BASE) << GRANULE_SHIFT
     host = (pointer - layout.HOST_BASE + card.device[Device.HBM_BACKING]) << GRANULE_SHIFT
-    return jnp.where(pointer < layout.NULL, host, device) + offset
+    plain = jnp.where(pointer < layout.NULL, host, device)
+
+    def of_segments(pointer: jax.Array) -> jax.Array:
+        place, left = segment_bytes(card, pointer)
+        return jnp.where(left > 0, place << GRANULE_SHIFT, plain)
+
+    has_segments = (card.virtual[:, Virtual.KIND] == VirtualKind.SEGMENT).any()
+    return lax.cond(has_segments, of_segments, lambda pointer: plain, pointer) + offset
 
 
 def move(

@@ -12,9 +12,18 @@ import numpy as np
 from ascend_jax.runtime import callsite
 from ascend_jax.runtime.allocator_options import parse_allocator_options
 from ascend_jax.runtime.allocator_stats import AllocatorStats
+from ascend_jax.runtime.caching_expandable import reach, require_addresses
 from ascend_jax.runtime.caching_reports import CacheOutOfMemory, shortage
-from ascend_jax.runtime.caching_segments import is_refused_by_fraction, joined, last_block, new_block
-from ascend_jax.runtime.caching_state import MIN_BLOCK, SMALL_SIZE, Block, CachingAllocator, rounded_size, with_blocks
+from ascend_jax.runtime.caching_segments import is_refused_by_fraction, new_block
+from ascend_jax.runtime.caching_state import (
+    MIN_BLOCK,
+    SMALL_SIZE,
+    Block,
+    CachingAllocator,
+    joined,
+    rounded_size,
+    with_blocks,
+)
 from ascend_jax.runtime.codes import AscendError, Code
 from ascend_jax.runtime.edge import Site, verb
 from ascend_jax.runtime.handles import find_stream
@@ -33,7 +42,8 @@ def caching_allocator(card: CardState, options: str = "", *, pad_bytes: int | No
         ceil((n + 32) / 512) * 512 on A2, and ceil(n / 512) * 512 with the newest products and CANN).
 
     Raises:
-      ValueError: The options cannot be read, or the card has batch axes.
+      ValueError: The options cannot be read, the card has batch axes, or ``expandable_segments:True`` and the device
+        memory leaves no addresses for them.
 
     >>> import ascend_jax as aj
     >>> card = aj.init(aj.chip("Ascend910B2"))
@@ -44,10 +54,39 @@ def caching_allocator(card: CardState, options: str = "", *, pad_bytes: int | No
     """
     require_single(card)
     chosen = parse_allocator_options(options)
-    words = np.asarray(card.hbm.words, np.int64)
-    allowed = int(int(words[HeapWord.END]) * GRANULE_BYTES * chosen.per_process_memory_fraction)
+    if chosen.expandable_segments:
+        require_addresses(card)
     pad = int(card.chip["malloc_pad_bytes"]) if pad_bytes is None else pad_bytes
-    return CachingAllocator(chosen, pad, allowed, MappingProxyType({}), MappingProxyType({}), AllocatorStats())
+    fraction, whole = chosen.per_process_memory_fraction, _share_of(card, 1.0)
+    cache = CachingAllocator(chosen, pad, whole, False, MappingProxyType({}), MappingProxyType({}), AllocatorStats())
+    return cache if fraction is None else set_per_process_memory_fraction(cache, card, fraction)
+
+
+def set_per_process_memory_fraction(cache: CachingAllocator, card: CardState, fraction: float) -> CachingAllocator:
+    """Return the allocator allowed to reserve a share of the card's memory (``set_per_process_memory_fraction``).
+
+    From then on ``garbage_collection_threshold`` applies: torch_npu collects only where a fraction was set, be it 1.0.
+    What is reserved already stays; an allocation past the limit first gives back what is cached.
+
+    Raises:
+      TypeError: ``fraction`` is no float.
+      ValueError: It is not from 0.0 to 1.0.
+
+    >>> import ascend_jax as aj
+    >>> card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0)
+    >>> cache = aj.set_per_process_memory_fraction(aj.caching_allocator(card), card, 0.5)
+    >>> cache.allowed_bytes >> 30
+    32
+    """
+    if not isinstance(fraction, float):
+        raise TypeError(f"fraction = {fraction!r}: must be a float from 0.0 to 1.0")
+    if not 0.0 <= fraction <= 1.0:
+        raise ValueError(f"fraction = {fraction}: must be from 0.0 to 1.0")
+    return dataclasses.replace(cache, allowed_bytes=_share_of(card, fraction), is_limited=True)
+
+
+def _share_of(card: CardState, fraction: float) -> int:
+    return int(int(np.asarray(card.hbm.words, np.int64)[HeapWord.END]) * GRANULE_BYTES * fraction)
 
 
 def _fits(cache: CachingAllocator, block: Block, size: int, stream: int) -> bool:
@@ -68,16 +107,23 @@ def _should_split(cache: CachingAllocator, block: Block, size: int) -> bool:
     return size < cache.options.max_split_bytes and rest > SMALL_SIZE
 
 
-def _best(cache: CachingAllocator, size: int, stream: int) -> Block | None:
-    """Return the smallest block that fits, the lowest of equal ones; what can still grow counts as the largest."""
+def _best(cache: CachingAllocator, card: CardState, size: int, stream: int) -> Block | None:
+    """Return the smallest block that fits, the lowest of equal ones.
+
+    In expandable segments a larger one is taken as long as it could grow to less than the one before.
+    """
     fitting = [block for block in cache.blocks.values() if _fits(cache, block, size, stream)]
-    growing = last_block(cache, size <= SMALL_SIZE, stream) if cache.options.expandable_segments else None
-    return min(fitting, key=lambda block: (block == growing, block.size, block.address), default=None)
+    fitting.sort(key=lambda block: (block.size, block.address))
+    if not cache.options.expandable_segments:
+        return next(iter(fitting), None)
+    reaches = [reach(cache, card, block) for block in fitting]
+    last = next((at for at in range(len(fitting) - 1) if reaches[at + 1] >= reaches[at]), len(fitting) - 1)
+    return fitting[last] if fitting else None
 
 
 def _older(cache: CachingAllocator, is_small: bool) -> CachingAllocator:
     """Return the allocator after one more search of a pool; ages matter to garbage collection only."""
-    if not cache.options.garbage_collection_threshold:
+    if not cache.options.garbage_collection_threshold or not cache.is_limited:
         return cache
     aged = {
         at: dataclasses.replace(one, age=one.age + 1) if one.is_cached and one.is_small == is_small else one
@@ -120,7 +166,7 @@ def cache_alloc(
     cache, card = process_events(cache, card)
     size = rounded_size(cache, nbytes)
     cache = _older(cache, size <= SMALL_SIZE)
-    block = _best(cache, size, int(slot))
+    block = _best(cache, card, size, int(slot))
     if block is None:
         cache, card, block = new_block(cache, card, size, int(slot), site)
     if block is None:

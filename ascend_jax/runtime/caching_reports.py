@@ -5,7 +5,7 @@ import dataclasses
 from ascend_jax.runtime.allocator_options import UNLIMITED
 from ascend_jax.runtime.caching_state import CachingAllocator
 from ascend_jax.runtime.codes import AscendError, Code
-from ascend_jax.runtime.layout import HeapWord
+from ascend_jax.runtime.layout import HeapWord, Virtual
 from ascend_jax.runtime.memory_info import OutOfMemory, Owner, memory_report
 from ascend_jax.runtime.state import CardState
 
@@ -14,12 +14,14 @@ class CacheOutOfMemory(AscendError):
     """An allocation that did not fit even after everything cached was given back.
 
     ``report`` has the numbers; ``cache`` and ``card`` are the allocator and the card to go on with. The code is 207001,
-    or 900004 if the card has no row for one more block, however much is free.
+    or 900004 if the card has no row for one more block and 900005 for one more mapped range, however much is free.
     """
 
     def __init__(self, report: OutOfMemory, cache: CachingAllocator, card: CardState) -> None:
         is_full = int(card.hbm.words[HeapWord.COUNT]) >= card.hbm.blocks.shape[-1]
-        super().__init__(Code.HEAP_TABLE_FULL if is_full else Code.MEMORY_ALLOCATION, str(report))
+        is_unmappable = cache.options.expandable_segments and bool((card.virtual[:, Virtual.KIND] != 0).all())
+        code = Code.OBJECT_TABLE_FULL if is_unmappable else Code.MEMORY_ALLOCATION
+        super().__init__(Code.HEAP_TABLE_FULL if is_full else code, str(report))
         self.report, self.cache, self.card = report, cache, card
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ascend_jax.runtime.allocator_options import MIB, AllocatorOptions
 from ascend_jax.runtime.allocator_stats import AllocatorStats, Held
+from ascend_jax.runtime.segment_pages import Piece
 
 # torch_npu, NPUCachingAllocator
 MIN_BLOCK = 512
@@ -48,10 +49,19 @@ class Block:
 
 
 class Segment(NamedTuple):
-    """Device memory in one piece; an expandable one becomes longer, and is cut when a part of it goes."""
+    """Device memory at one run of addresses; of an expandable segment, what has memory from one hole to the next."""
 
     size: int
     is_small: bool
+
+
+class Space(NamedTuple):
+    """An expandable segment: addresses, of which some have memory."""
+
+    stream: int
+    is_small: bool
+    window: int  # granule of ``CardState.memory`` from which on its bytes are kept; 0: they are not
+    pieces: tuple[Piece, ...] = ()
 
 
 class Workspace(NamedTuple):
@@ -68,9 +78,11 @@ class CachingAllocator:
     options: AllocatorOptions
     pad_bytes: int  # added to every size: 32 on products whose runtime adds them, 0 on newer ones
     allowed_bytes: int  # most that it may reserve
+    is_limited: bool  # a fraction was set
     blocks: Mapping[int, Block]  # by address, sorted
     segments: Mapping[int, Segment]  # by address, sorted
     stats: AllocatorStats
+    spaces: Mapping[int, Space] = dataclasses.field(default_factory=lambda: MappingProxyType({}))  # by address, sorted
     workspaces: Mapping[int, Workspace] = dataclasses.field(default_factory=lambda: MappingProxyType({}))  # by stream
 
     @property
@@ -132,3 +144,20 @@ def with_blocks(
         is_split = not expands and (address not in segments or segments[address].size != one.size)
         held.append(Held(kind, one.size, one.is_small, one.requested, is_split, one.size >= limit))
     return dataclasses.replace(cache, blocks=blocks, segments=segments, stats=cache.stats.seen(held))
+
+
+def joined(cache: CachingAllocator, block: Block) -> CachingAllocator:
+    """Return the allocator with a free block joined to its free neighbours."""
+    block = dataclasses.replace(block, requested=0, site="", waits=())
+    blocks = {**cache.blocks, block.address: block}
+    order = sorted(blocks)
+    index = order.index(block.address)
+    for address in order[index + 1 : index + 2] + order[max(index - 1, 0) : index]:
+        other = blocks[address]
+        first, second = sorted((block, other), key=lambda one: one.address)
+        touches = first.address + first.size == second.address and other.stream == block.stream
+        if other.is_cached and touches and second.address not in cache.segments and other.is_small == block.is_small:
+            del blocks[second.address]
+            block = dataclasses.replace(first, size=first.size + second.size, age=0)
+            blocks[block.address] = block
+    return with_blocks(cache, blocks)

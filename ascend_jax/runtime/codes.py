@@ -366,8 +366,9 @@ EXPLANATIONS: dict[int, Explanation] = {
     ),
     Code.OBJECT_TABLE_FULL: Explanation(
         "SIM_ERROR_OBJECT_TABLE_FULL",
-        "a table of the card (contexts, threads, value addresses, faults) is full",
-        "give init a larger max_contexts, max_threads, max_values or max_faults, or give up what is no longer used",
+        "a table of the card (contexts, threads, value addresses, faults, mappings) is full",
+        "give init a larger max_contexts, max_threads, max_values, max_faults or max_mappings, or give up what is no "
+        "longer used",
     ),
 }
 

@@ -70,14 +70,6 @@ def find_gap(heap: Heap, sizes: jax.Array, aligns: jax.Array) -> Gap:
     return Gap(row != FAR, row, (start + align - 1) & -align, size)
 
 
-def room_behind(heap: Heap, row: Number) -> jax.Array:
-    """Return how many granules are free right behind the block at ``row``."""
-    entry, following = block_at(heap, row), block_at(heap, row + 1)
-    is_last = row + 1 >= heap.words[HeapWord.COUNT]
-    closing = jnp.where(is_last, heap.words[HeapWord.END], following[HeapEntry.START])
-    return closing - entry[HeapEntry.START] - entry[HeapEntry.SIZE]
-
-
 def largest_gap(heap: Heap) -> jax.Array:
     """Return the length of the longest run of free granules."""
     opening, closing = gaps(heap)
@@ -175,31 +167,6 @@ def shorten(heap: Heap, gone: jax.Array) -> Heap:
     words = {HeapWord.USED: heap.words[HeapWord.USED] - gone.sum(dtype=jnp.int32)}
     blocks = with_entries(heap.blocks.T, {HeapEntry.SIZE: left}).T
     return remove_all(Heap(blocks, with_words(heap.words, words)), (gone > 0) & (left == 0))
-
-
-def lengthen(heap: Heap, row: Number, size: Number, is_wanted: jax.Array) -> Heap:
-    """Return ``heap`` with the block at ``row`` longer by ``size`` granules, which are free, if that is wanted."""
-    entry, more = block_at(heap, row), jnp.where(is_wanted, size, 0)
-    used = heap.words[HeapWord.USED] + more
-    words = {HeapWord.USED: used, HeapWord.PEAK: jnp.maximum(used, heap.words[HeapWord.PEAK])}
-    facts: dict[HeapEntry, Number] = {column: entry[column] + more for column in (HeapEntry.SIZE, HeapEntry.ASKED)}
-    return change(Heap(heap.blocks, with_words(heap.words, words)), row, facts, is_wanted)
-
-
-def cut_out(heap: Heap, row: Number, first: Number, size: Number, is_wanted: jax.Array) -> Heap:
-    """Return ``heap`` without ``size`` granules from ``first`` on of the block at ``row``, if that is wanted.
-
-    What lies before and behind them stays as blocks of their own; with something on both sides the table needs a row.
-    """
-    entry = block_at(heap, row)
-    before = first - entry[HeapEntry.START]
-    behind = entry[HeapEntry.SIZE] - before - size
-    rest = {HeapEntry.START: first + size, HeapEntry.SIZE: behind, HeapEntry.ASKED: behind}
-    cut = insert(heap, row + 1, with_entries(entry, rest), is_wanted & (behind > 0))
-    cut = change(cut, row, {HeapEntry.SIZE: before, HeapEntry.ASKED: before}, is_wanted)
-    cut = remove(cut, row, is_wanted & (before == 0))
-    used = heap.words[HeapWord.USED] - jnp.where(is_wanted, size, 0)
-    return Heap(cut.blocks, with_words(heap.words, {HeapWord.COUNT: cut.words[HeapWord.COUNT], HeapWord.USED: used}))
 
 
 def emptied(heap: Heap) -> Heap:

@@ -11,9 +11,10 @@ from types import MappingProxyType
 import numpy as np
 
 from ascend_jax.runtime.codes import AscendError, Code
-from ascend_jax.runtime.layout import HeapEntry, HeapWord
+from ascend_jax.runtime.layout import Freed, HeapEntry, HeapWord
 from ascend_jax.runtime.memory import is_live
 from ascend_jax.runtime.ranges import address, byte_range
+from ascend_jax.runtime.rows import latest
 from ascend_jax.runtime.state import CardState, require_single
 from ascend_jax.runtime.translation import translate
 
@@ -27,7 +28,8 @@ class Export:
     pointer: int
     nbytes: int
     checks_pid: bool
-    born: tuple[int, ...]  # facts of its block, to know it again
+    born: tuple[int, ...]  # facts of its block, to know it again ...
+    frees: int  # ... and frees of the card before: a later block may have the same facts
     pids: frozenset[int] = frozenset()  # that may import it
     importers: frozenset[int] = frozenset()  # that have
 
@@ -64,6 +66,14 @@ def _block_of(card: CardState, pointer: int, nbytes: int) -> tuple[int, ...] | N
     return tuple(blocks[:, columns[0]].tolist())
 
 
+def _was_freed(card: CardState, export: Export) -> bool:
+    """Return whether the block is among the latest frees, of those after the export."""
+    freed = np.asarray(card.freed)
+    later = int(freed[-1, 0]) - export.frees
+    starts = latest(freed)[:, Freed.START]
+    return later < 0 or bool((starts[max(0, len(starts) - later) :] == export.pointer).any())
+
+
 def ipc_export(
     shared: IpcExports, card: CardState, pointer: int, nbytes: int, *, checks_pid: bool = True
 ) -> tuple[IpcExports, str]:
@@ -86,7 +96,7 @@ def ipc_export(
         raise AscendError(Code.RT_PARAM_INVALID, f"{nbytes} bytes at pointer {pointer} are no part of a device block")
     key = f"{shared.made:08x}{int(pointer):08x}{nbytes:016x}".ljust(KEY_CHARACTERS - 1, "0")
     shared = dataclasses.replace(shared, made=shared.made + 1)
-    return _with(shared, key, Export(int(pointer), nbytes, checks_pid, born)), key
+    return _with(shared, key, Export(int(pointer), nbytes, checks_pid, born, int(card.freed[-1, 0]))), key
 
 
 def ipc_allow(shared: IpcExports, key: str, pids: Iterable[int]) -> IpcExports:
@@ -103,7 +113,7 @@ def ipc_import(shared: IpcExports, card: CardState, key: str, pid: int) -> tuple
         a process that was not allowed.
     """
     export = _find(shared, key)
-    if _block_of(card, export.pointer, export.nbytes) != export.born:
+    if _block_of(card, export.pointer, export.nbytes) != export.born or _was_freed(card, export):
         raise AscendError(Code.RT_PARAM_INVALID, f"pointer {export.pointer} was freed after it was exported")
     if export.checks_pid and pid not in export.pids:
         raise AscendError(Code.NO_PERMISSION, f"process {pid} is not among {sorted(export.pids)}")

@@ -372,6 +372,7 @@ class HeapFlag(enum.IntFlag):
     PHYSICAL = 16  # allocated to be mapped
     CONDEMNED = 32  # freed: goes when it is unmapped, or when the stream it was given back in is past
     RUNTIME = 64  # kept for operators (workspace), not by the program
+    SEGMENT = 128  # behind an expandable segment
 
 
 POOL_SHIFT = 8  # above it: slot of the pool, 8 bits
@@ -384,7 +385,7 @@ class Virtual(enum.IntEnum):
     KIND = 0  # VirtualKind
     START = 1  # granule
     SIZE = 2
-    PHYSICAL = 3  # granule behind the first one, of a mapping
+    PHYSICAL = 3  # granule behind the first one, of a mapping; of a segment: of `memory`, 0 = no real bytes
 
 
 class VirtualKind(enum.IntEnum):
@@ -393,6 +394,7 @@ class VirtualKind(enum.IntEnum):
     NONE = 0
     RESERVATION = 1
     MAPPING = 2
+    SEGMENT = 3  # addresses of an expandable segment that have memory
 
 
 class HeapWord(enum.IntEnum):

@@ -18,14 +18,11 @@ from ascend_jax.runtime.freed import note_freed
 from ascend_jax.runtime.handles import has_context
 from ascend_jax.runtime.heap import (
     block_at,
-    cut_out,
     find_gap,
     heap_of,
     holds,
     insert,
-    lengthen,
     remove,
-    room_behind,
     row_at,
 )
 from ascend_jax.runtime.host import spend
@@ -41,9 +38,10 @@ from ascend_jax.runtime.layout import (
     HeapWord,
 )
 from ascend_jax.runtime.ranges import Range, address, split_bytes
-from ascend_jax.runtime.rows import Number, with_entries
+from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.shortages import note_shortage, with_request
 from ascend_jax.runtime.state import CardState, Heap
+from ascend_jax.runtime.translation import segment_left
 
 SMALL_LIMIT = (1 << 20) // GRANULE_BYTES
 
@@ -73,8 +71,10 @@ _FLAGS = int(PolicyFlag.LOW_BAND_WIDTH | PolicyFlag.HIGH_BAND_WIDTH | PolicyFlag
 
 
 def is_live(card: CardState, place: Range) -> jax.Array:
-    """Return whether a range lies inside one live block of device or pinned host memory."""
-    return holds(heap_of(card.host, card.hbm, place.pointer), place)
+    """Return whether a range lies inside one live block of device or pinned host memory, or is mapped in a segment."""
+    end, rest = place.end
+    is_mapped = (end + (rest > 0) <= segment_left(card, place.pointer)) & (place.offset >= 0) & (place.whole >= 0)
+    return holds(heap_of(card.host, card.hbm, place.pointer), place) | is_mapped
 
 
 def new_entry(card: CardState, start: Number, size: Number, asked: tuple, site: Number, flags: Number = 0) -> jax.Array:
@@ -150,43 +150,6 @@ def _malloc(card: CardState, request: jax.Array, *, is_padded: bool, flags: int 
     return status.note(card, code, site), pointer
 
 
-@stage(changes=("hbm", "clock"))
-def _grow(card: CardState, request: jax.Array) -> tuple:
-    pointer, size = request
-    found, row = row_at(card.hbm, pointer)
-    ok = found & (size <= room_behind(card.hbm, row))
-    hbm = lengthen(card.hbm, row, size, ok)
-    return spend(dataclasses.replace(card, hbm=hbm), card.chip["host_malloc_ns"]), ok
-
-
-def grow(card: CardState, pointer: int, nbytes: int) -> tuple[CardState, bool]:
-    """Make a block of whole granules longer in place, for an allocator that does so; return whether there was room."""
-    card, is_longer = _grow(card, packed(pointer, nbytes // GRANULE_BYTES))
-    return card, bool(is_longer)
-
-
-@stage(changes=("hbm", "clock", "freed"))
-def _free_part(card: CardState, request: jax.Array) -> tuple:
-    pointer, first, size, site = request
-    found, row = row_at(card.hbm, pointer)
-    entry = block_at(card.hbm, row)
-    is_inner = (first > pointer) & (first + size < pointer + entry[HeapEntry.SIZE])
-    ok = found & (~is_inner | (card.hbm.words[HeapWord.COUNT] < card.hbm.blocks.shape[1]))
-    part = with_entries(entry, {HeapEntry.START: first, HeapEntry.ASKED: size, HeapEntry.REST: 0})
-    card = note_freed(card, part, site, ok)
-    hbm = cut_out(card.hbm, row, first, size, ok)
-    return spend(dataclasses.replace(card, hbm=hbm), card.chip["host_free_ns"]), ok
-
-
-def free_part(card: CardState, pointer: int, first: int, nbytes: int, site: Site) -> tuple[CardState, bool]:
-    """Give a part of a block of whole granules back, for an allocator that does so.
-
-    Return whether it was; it is not if it would leave two blocks and the table has no row for the second.
-    """
-    card, is_freed = _free_part(card, packed(pointer, first, nbytes // GRANULE_BYTES, site))
-    return card, bool(is_freed)
-
-
 @stage(changes=("host", "clock", "status"))
 def _malloc_host(card: CardState, request: jax.Array) -> tuple:
     whole, rest, flags, site = request
@@ -211,8 +174,8 @@ _NOT_THE_PROGRAMS = int(HeapFlag.POOL | HeapFlag.IDLE | HeapFlag.PHYSICAL | Heap
 
 
 @stage(static=("refused",), changes=("hbm", "clock", "status", "freed"))
-def _free(card: CardState, request: jax.Array, *, refused: int = _NOT_THE_PROGRAMS) -> CardState:
-    pointer, site = request
+def _free(card: CardState, pointer: Number, site: Number, *, refused: int = _NOT_THE_PROGRAMS) -> CardState:
+    pointer = jnp.asarray(pointer, jnp.int32)
     heap, entry, code = release(card, card.hbm, pointer, refused)
     card = note_freed(dataclasses.replace(card, hbm=heap), entry, site, code == Code.SUCCESS)
     return status.note(spend(card, card.chip["host_free_ns"]), code, site)
@@ -297,7 +260,7 @@ def free(card: CardState, pointer: int | jax.Array, *, site: Site = None) -> Car
     pool or the runtime. (Freeing twice has been seen to return 0 on a real card; here it is an error, because it is
     always a mistake.)
     """
-    return _free(card, packed(address(pointer), site))
+    return _free(card, address(pointer), site)  # not packed: the host need not wait for a pointer to be computed
 
 
 def malloc_workspace(card: CardState, nbytes: int, site: Site) -> tuple[CardState, jax.Array]:
@@ -308,7 +271,7 @@ def malloc_workspace(card: CardState, nbytes: int, site: Site) -> tuple[CardStat
 
 def free_workspace(card: CardState, pointer: int, site: Site) -> CardState:
     """Give back what :func:`malloc_workspace` allocated."""
-    return _free(card, packed(pointer, site), refused=_NOT_THE_PROGRAMS ^ int(HeapFlag.RUNTIME))
+    return _free(card, pointer, site, refused=_NOT_THE_PROGRAMS ^ int(HeapFlag.RUNTIME))
 
 
 @verb

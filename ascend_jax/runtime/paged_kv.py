@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.runtime.codes import Code
+from ascend_jax.runtime.ranges import require_whole
 from ascend_jax.runtime.rows import Number, get_row, put_row
 from ascend_jax.runtime.status import first_code, first_failing
 
@@ -42,6 +43,7 @@ def paged_cache(pages: int, page_size: int, sequences: int, *, pages_per_sequenc
     """
     width = pages if pages_per_sequence is None else pages_per_sequence
     counts = {"pages": pages, "page_size": page_size, "sequences": sequences, "pages_per_sequence": width}
+    require_whole(**counts)
     for name, count in counts.items():
         if count < 1:
             raise ValueError(f"{name} = {count}: must be 1 or more")
@@ -77,6 +79,7 @@ def kv_extend(cache: PagedCache, sequence: Number, positions: Number) -> tuple[P
       The cache and a code: 107000 for an unknown sequence, 100000 for a negative count, 207001 if there are too few
       free pages or its table is too short. On failure nothing has changed.
     """
+    require_whole(sequence=sequence, positions=positions)
     sequence, positions = _within_int32(sequence), _within_int32(positions)
     code = _check(cache, sequence, positions)
     row = jnp.clip(jnp.asarray(sequence, jnp.int32), 0, cache.tables.shape[0] - 1)
@@ -100,6 +103,7 @@ def kv_extend(cache: PagedCache, sequence: Number, positions: Number) -> tuple[P
 
 def kv_free(cache: PagedCache, sequence: Number) -> tuple[PagedCache, jax.Array]:
     """End a sequence and free its pages; freeing an empty one changes nothing. Code 107000 for an unknown sequence."""
+    require_whole(sequence=sequence)
     sequence = _within_int32(sequence)
     code = _check(cache, sequence, 0)
     ok = code == Code.SUCCESS
@@ -116,6 +120,7 @@ def kv_slots(cache: PagedCache, sequence: Number, positions: jax.Array) -> tuple
     A slot is -1 where the position is not in the sequence. Code 107000 for an unknown sequence or any such position, or
     a page number outside the cache in an entry that is needed.
     """
+    require_whole(sequence=sequence, positions=positions)
     sequence = _within_int32(sequence)
     code = _check(cache, sequence, 0)
     row = jnp.clip(jnp.asarray(sequence, jnp.int32), 0, cache.tables.shape[0] - 1)

@@ -36,7 +36,8 @@ def find_physical(card: CardState, handle: Number) -> tuple[jax.Array, jax.Array
     """Return (whether a handle of physical memory can be used, its row, its facts)."""
     found, row = row_at(card.hbm, handle)
     entry = block_at(card.hbm, row)
-    is_it = (entry[HeapEntry.FLAGS] & (HeapFlag.PHYSICAL | HeapFlag.CONDEMNED)) == HeapFlag.PHYSICAL
+    others = HeapFlag.CONDEMNED | HeapFlag.SEGMENT
+    is_it = (entry[HeapEntry.FLAGS] & (HeapFlag.PHYSICAL | others)) == HeapFlag.PHYSICAL
     return found & is_it, row, entry
 
 

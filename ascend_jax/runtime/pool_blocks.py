@@ -158,10 +158,14 @@ def without_condemned(card: CardState) -> CardState:
 @stage
 def _release_idle(card: CardState) -> CardState:
     card = without_condemned(settled(card, jnp.ones(card.hbm.blocks.shape[1], bool)))
-    for slot in range(card.pools.shape[0]):
-        entry = card.pools[slot]
-        card = without_surplus(card, slot, entry[Pool.THRESHOLD], entry[Pool.ALIVE] == 1)
-    return card
+
+    def of_pool(slot: jax.Array, held: tuple) -> tuple:
+        now, entry = dataclasses.replace(card, hbm=held[0], pools=held[1]), get_row(held[1], slot)
+        now = without_surplus(now, slot, entry[Pool.THRESHOLD], entry[Pool.ALIVE] == 1)
+        return now.hbm, now.pools
+
+    hbm, pools = lax.fori_loop(0, card.pools.shape[0], of_pool, (card.hbm, card.pools))
+    return dataclasses.replace(card, hbm=hbm, pools=pools)
 
 
 def release_idle(card: CardState) -> CardState:

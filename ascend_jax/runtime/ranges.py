@@ -50,6 +50,18 @@ def address(pointer: Number) -> Number:
     return 2**31 - 1 if is_far else pointer
 
 
+def require_whole(**numbers: Number) -> None:
+    """Refuse what counts nothing.
+
+    Raises:
+      TypeError: A number is a bool or has a fraction.
+    """
+    for name, number in numbers.items():
+        is_whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
+        if not is_whole and not jnp.issubdtype(jnp.result_type(number), jnp.integer):
+            raise TypeError(f"{name} = {number!r}: must be a whole number")
+
+
 def byte_range(pointer: Number, offset: Number, nbytes: Number) -> Range:
     """Return a range; Python ints may have any size, what no card has becomes a length below 0, to be refused."""
     pointer = address(pointer)

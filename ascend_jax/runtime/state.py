@@ -110,7 +110,7 @@ def init(
     max_blocks: int = 256,
     max_freed: int = 32,
     max_pools: int = 4,
-    max_mappings: int = 8,
+    max_mappings: int = 32,
     donate: bool = False,
 ) -> CardState:
     """Return a card that has just been set up: empty memory, one default stream (handle 0), clock at 0.
@@ -130,7 +130,7 @@ def init(
       max_blocks: Live allocations M per memory.
       max_freed: Frees G that are remembered for :func:`freed_in_use`, and accesses for :func:`early_accesses`.
       max_pools: Memory pools L.
-      max_mappings: Reservations of virtual addresses and mappings W.
+      max_mappings: Reservations of virtual addresses, mappings, and mapped ranges of expandable segments W.
       donate: If true, every call consumes the card that it is given and works in its buffers; otherwise old cards
         stay valid, and a call that changes memory contents copies them.
 

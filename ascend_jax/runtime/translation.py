@@ -1,9 +1,9 @@
-"""Virtual addresses: which physical bytes lie behind them. Commands hold physical addresses only."""
+"""Virtual addresses: which bytes lie behind them. Commands hold physical addresses, or those of a segment."""
 
 import jax
 import jax.numpy as jnp
 
-from ascend_jax.runtime.layout import NONE, HeapEntry, HeapFlag, Virtual, VirtualKind
+from ascend_jax.runtime.layout import NONE, Device, HeapEntry, HeapFlag, Virtual, VirtualKind
 from ascend_jax.runtime.ranges import Range
 from ascend_jax.runtime.state import CardState
 
@@ -26,6 +26,34 @@ def translate(card: CardState, place: Range) -> Range:
     is_refused = ~is_mapped & _is_handle(card, place.pointer)
     whole = jnp.where(is_refused, NONE, place.whole)
     return place._replace(pointer=jnp.where(is_mapped, moved, place.pointer), whole=whole)
+
+
+def segment_left(card: CardState, pointer: jax.Array) -> jax.Array:
+    """Return, elementwise, how many granules of an expandable segment are mapped from an address on; 0: none."""
+    is_it, ahead, size, _ = _segments(card, pointer)
+    return jnp.where(is_it, size - ahead, 0).max(axis=-1)
+
+
+def segment_bytes(card: CardState, pointer: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return, elementwise, (granule of ``card.memory``, how many from there on) of the real bytes of a segment.
+
+    A segment has a window as long as the backing of the device memory; windows follow the pinned host memory.
+    """
+    is_it, ahead, _, bytes_at = _segments(card, pointer)
+    window = jnp.maximum(card.device[Device.HBM_BACKING], 1)
+    windows = card.device[Device.HBM_BACKING] + card.device[Device.HOST_BACKING]
+    left = window - (bytes_at - windows) % window - ahead
+    is_real = is_it & (bytes_at > 0) & (left > 0)
+    return tuple(jnp.where(is_real, each, 0).max(axis=-1) for each in (bytes_at + ahead, left))  # type: ignore[return-value]
+
+
+def _segments(card: CardState, pointer: jax.Array) -> tuple[jax.Array, ...]:
+    """Return, for every pointer and row, whether a segment is mapped there, and how; int32 [..., W] each."""
+    pointer = jnp.asarray(pointer, jnp.int32)
+    rows = (1,) * pointer.ndim + card.virtual.shape[:1]
+    kind, start, size, bytes_at = (card.virtual[:, column].reshape(rows) for column in Virtual)
+    ahead = pointer[..., None] - start
+    return (kind == VirtualKind.SEGMENT) & (ahead >= 0) & (ahead < size), ahead, size, bytes_at
 
 
 def _is_handle(card: CardState, pointer: jax.Array) -> jax.Array:

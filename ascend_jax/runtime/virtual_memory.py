@@ -46,11 +46,11 @@ def _row_at(card: CardState, kind: VirtualKind, pointer: Number) -> tuple[jax.Ar
     return is_it.any(), jnp.argmax(is_it)
 
 
-def _overlaps(card: CardState, kind: VirtualKind, start: Number, size: Number) -> jax.Array:
-    """Return whether a range of granules shares any with a row of a kind."""
+def _overlaps(card: CardState, kinds: tuple[VirtualKind, ...], start: Number, size: Number) -> jax.Array:
+    """Return whether a range of granules shares any with a row of some kinds."""
     begins, sizes = card.virtual[:, Virtual.START], card.virtual[:, Virtual.SIZE]
     is_met = (start < begins + sizes) & (begins < start + size)
-    return ((card.virtual[:, Virtual.KIND] == kind) & is_met).any()
+    return (jnp.isin(card.virtual[:, Virtual.KIND], jnp.array(kinds)) & is_met).any()
 
 
 @stage(changes=("virtual", "clock", "status"), reads=("chip", "hbm", "device", "contexts"))
@@ -58,10 +58,11 @@ def _reserve(card: CardState, request: jax.Array) -> tuple:
     whole, rest, site = request
     size = (whole + (rest > 0) + HUGE_PAGE - 1) & -HUGE_PAGE
     base = (card.hbm.words[HeapWord.END] + HUGE_PAGE - 1) & -HUGE_PAGE
-    is_reserved = card.virtual[:, Virtual.KIND] == VirtualKind.RESERVATION
+    kinds = VirtualKind.RESERVATION, VirtualKind.SEGMENT
+    is_reserved = jnp.isin(card.virtual[:, Virtual.KIND], jnp.array(kinds))
     ends = jnp.where(is_reserved, card.virtual[:, Virtual.START] + card.virtual[:, Virtual.SIZE], base)
     starts = jnp.append(ends, base)  # the lowest gap begins at the base or behind a reservation
-    is_clear = jax.vmap(lambda start: ~_overlaps(card, VirtualKind.RESERVATION, start, size))(starts)
+    is_clear = jax.vmap(lambda start: ~_overlaps(card, kinds, start, size))(starts)
     fits = is_clear & (starts >= base) & (size <= FAR - starts)
     start = jnp.where(fits, starts, FAR).min()
     has_row, row = _free_row(card)
@@ -82,7 +83,7 @@ def _release(card: CardState, request: jax.Array) -> CardState:
     pointer, site = request
     found, row = _row_at(card, VirtualKind.RESERVATION, pointer)
     size = get_row(card.virtual, row)[Virtual.SIZE]
-    is_used = found & _overlaps(card, VirtualKind.MAPPING, pointer, size)
+    is_used = found & _overlaps(card, (VirtualKind.MAPPING,), pointer, size)
     code = first_code((pointer == layout.NULL, Code.INVALID_PARAM), (~found | is_used, Code.RT_PARAM_INVALID))
     virtual = put_if(code == Code.SUCCESS, card.virtual, row, jnp.zeros(len(Virtual), jnp.int32))
     card = spend(dataclasses.replace(card, virtual=virtual), card.chip["host_free_ns"])
@@ -97,7 +98,7 @@ def _map(card: CardState, request: jax.Array) -> CardState:
     is_inside = (begins <= pointer) & (whole <= sizes - (pointer - begins))
     is_reserved = ((card.virtual[:, Virtual.KIND] == VirtualKind.RESERVATION) & is_inside).any()
     is_odd = (whole != entry[HeapEntry.SIZE]) | (rest != 0) | ((pointer & (HUGE_PAGE - 1)) != 0)
-    is_taken = _overlaps(card, VirtualKind.MAPPING, pointer, whole)
+    is_taken = _overlaps(card, (VirtualKind.MAPPING,), pointer, whole)
     has_row, row = _free_row(card)
     code = first_code(
         ((pointer == layout.NULL) | (handle == layout.NULL), Code.INVALID_PARAM),

@@ -61,7 +61,9 @@ def draw_options(rng):
     return ",".join(text), given
 
 
-def draw_size(rng):
+def draw_size(rng, is_expandable):
+    if is_expandable and rng.random() < 0.7:  # blocks of about a chunk, so that holes arise between them
+        return rng.choice([rng.randrange(3 * MIB // 4, MIB), rng.randrange(12 * MIB, 22 * MIB)])
     edges = [0, 1, 480, 481, 512, MIB - 32, MIB - 31, 10 * MIB - 33, 10 * MIB, 20 * MIB - 32, 45 * MIB]
     ranges = [5000, MIB, 9 * MIB, 30 * MIB, 70 * MIB]
     return rng.choice(edges) if rng.random() < 0.15 else rng.randrange(1, rng.choice(ranges))
@@ -75,7 +77,7 @@ def run(seed, card, here, host):
     cache = aj.caching_allocator(card, text, pad_bytes=pad)
     twin = CacheTwin(HBM_BYTES, MAX_BLOCKS, Queues({1: 64.0, 2: 50.0}), pad=pad, **given)
     twin.device.blocks[here * 64] = (4096, 64)
-    live, calls = [], []
+    live, calls, plain = [], [], []
 
     def alloc(nbytes, stream):
         nonlocal cache, card
@@ -84,7 +86,7 @@ def run(seed, card, here, host):
         except aj.CacheOutOfMemory as full:
             cache, card, pointer = full.cache, full.card, None
         try:
-            expected = twin.alloc(nbytes, stream)
+            expected = twin.alloc(nbytes, stream, pointer)
         except Full:
             expected = None
         if pointer:
@@ -92,7 +94,7 @@ def run(seed, card, here, host):
         return pointer, expected
 
     for step in range(LENGTH):
-        call = rng.choices(["alloc", "free", "record", "task", "wait", "empty"], [10, 7, 3, 3, 2, 1])[0]
+        call = rng.choices(["alloc", "free", "record", "task", "wait", "empty", "plain"], [12, 7, 2, 2, 2, 2, 2])[0]
         pointer = expected = 0
         if call in ("free", "record") and live:
             chosen, stream = rng.choice(live), rng.choice([0, 1, 2])
@@ -117,12 +119,23 @@ def run(seed, card, here, host):
             calls.append((call, stream))
             card = aj.synchronize_stream(card, stream)
             twin.queues.wait([stream])
+        elif call == "plain":  # the program's own memory, between the segments
+            calls.append((call,))
+            if plain:
+                at = plain.pop()
+                card = aj.free(card, at)
+                twin.device.free(at)
+            else:
+                code, at = twin.device.malloc(6 * MIB, 1)
+                if not code:
+                    card, at = aj.malloc_align32(card, 6 * MIB, 1)
+                    plain.append(int(at))
         elif call == "empty":
             calls.append((call,))
             cache, card = aj.empty_cache(cache, card)
             twin.empty()
         else:
-            nbytes, stream = draw_size(rng), rng.choice([0, 0, 0, 1, 2])
+            nbytes, stream = draw_size(rng, "expandable" in given), rng.choice([0, 0, 0, 0, 0, 1, 2])
             calls.append(("alloc", nbytes, stream))
             pointer, expected = alloc(nbytes, stream)
         wrong = difference(cache, card, twin, pointer, expected)

@@ -2,6 +2,7 @@
 
 from tests.runtime.cache_twin_parts import Books, Piece, Run
 from tests.runtime.pages import GRANULE, HBM_FIRST, Pages
+from tests.runtime.space_twin import Space
 
 MIB = 1 << 20
 
@@ -12,12 +13,13 @@ class Full(Exception):
 
 class CacheTwin:
     def __init__(self, end, max_blocks, queues, *, split=None, rounding=20 * MIB, threshold=0.0, divisions=0,
-                 large=20 * MIB, fraction=1.0, expandable=False, throws=False, pad=32):  # fmt: skip
+                 large=20 * MIB, fraction=None, expandable=False, throws=False, pad=32, max_ranges=8):  # fmt: skip
         self.device, self.queues = Pages(HBM_FIRST, end, max_blocks), queues
-        self.split, self.rounding, self.threshold, self.divisions = split, rounding, threshold, divisions
+        self.max_ranges, self.hint = max_ranges, None
+        self.split, self.rounding, self.divisions = split, rounding, divisions
         self.large, self.expandable, self.throws, self.pad = large, expandable, throws, pad
-        self.limit = end * fraction if fraction < 1 else None
-        self.allowed = int(end * fraction)
+        self.limit = None if fraction is None else int(end * fraction)
+        self.threshold = 0.0 if fraction is None else threshold  # torch_npu collects only where a fraction was set
         self.runs, self.books = [], Books()
         self.bump, self.counts = self.books.bump, self.books.counts
 
@@ -34,9 +36,12 @@ class CacheTwin:
     def layout(self):
         """Return every piece as (address, size, asked, state, stream), and every run as (address, size)."""
         pieces = [
-            (run.where(one), one.size, one.asked, one.state, run.stream) for run in self.runs for one in run.pieces
+            (run.where(one), one.size, one.asked, one.state, run.stream)
+            for run in self.runs
+            for one in run.pieces
+            if one.state != "hole"
         ]
-        return sorted(pieces), sorted((run.address, run.size) for run in self.runs)
+        return sorted(pieces), sorted(span for run in self.runs for span in run.ranges())
 
     # -- sizes
     def rounded(self, nbytes):
@@ -65,7 +70,9 @@ class CacheTwin:
         return 2 * MIB if small else (self.large + 2 * MIB - 1) // (2 * MIB) * (2 * MIB)
 
     # -- calls
-    def alloc(self, nbytes, stream):
+    def alloc(self, nbytes, stream, hint=None):
+        """Return a pointer; ``hint`` is where a segment of addresses begins, should one begin: any place will do."""
+        self.hint = hint
         if nbytes == 0:
             return 0
         self.reclaim()
@@ -144,9 +151,8 @@ class CacheTwin:
         ours = [run for run in self.runs if (run.stream, run.small) == (stream, small)]
         fit = [(run, one) for run in ours for one in run.pieces if one.state == "idle" and one.size >= size]
         fit.sort(key=lambda pair: (pair[1].size, pair[0].where(pair[1])))
-        if self.expandable and len(fit) > 1:  # what can still grow counts as large as it can become
-            last = max(ours, key=lambda run: run.address)
-            fit = [pair for pair in fit if pair[1] is not last.pieces[-1]]
+        while self.expandable and len(fit) > 1 and fit[1][0].reach(fit[1][1]) < fit[0][0].reach(fit[0][1]):
+            del fit[0]  # what can still grow counts as large as it can become
         if not fit:
             return None
         piece = fit[0][1]
@@ -178,7 +184,7 @@ class CacheTwin:
         if self.limit is not None and self.reserved + length > self.limit:
             return None
         if self.expandable:
-            return self.stretch(size, stream, small) or self.begin(self.whole(size, small), stream, small)
+            return self.stretch(size, stream, small)
         return self.begin(length, stream, small)
 
     def whole(self, size, small):
@@ -202,22 +208,27 @@ class CacheTwin:
 
     def stretch(self, size, stream, small):
         ours = [run for run in self.runs if (run.stream, run.small) == (stream, small)]
-        if not ours:
-            return None
-        run = max(ours, key=lambda run: run.address)
-        last = run.pieces[-1]
-        length = self.whole(size - last.size if last.state == "idle" else size, small)
-        end = run.address + run.size
-        bound = min([start for start in self.device.blocks if start >= end] + [self.device.end])
-        if end + length > bound:
-            return None
-        self.device.blocks[run.address] = (run.size + length,) * 2
-        if last.state != "idle":
-            last = Piece(0)
-            run.pieces.append(last)
-        last.size += length
-        self.gained(small, length)
-        return run, last
+        rooms = [(run, run.room(size)) for run in sorted(ours, key=lambda run: run.address)]
+        rooms = [pair for pair in rooms if pair[1] is not None]
+        if not rooms:
+            space = Space((self.hint or 0) * GRANULE, stream, small, self.chunk(small))
+            rooms = [(space, space.pieces[0])]
+        run, piece = rooms[0]
+        while piece.state == "hole" or piece.size < size:
+            have = 0 if piece.state == "hole" else piece.size
+            hole = piece if piece.state == "hole" else run.pieces[run.pieces.index(piece) + 1]
+            length = min(self.whole(size - have, small), hole.size)
+            spans = {span for one in {*self.runs, run} for span in one.ranges()}
+            lo = run.where(hole)
+            touches = sum(at + nbytes == lo or at == lo + length for at, nbytes in run.ranges())
+            block = run.map(hole, length, self.device) if len(spans) + 1 - touches <= self.max_ranges else None
+            if block is None:
+                return None
+            if run not in self.runs:
+                self.runs.append(run)
+            self.gained(small, length)
+            piece = block
+        return run, piece
 
     def drop(self, run):
         self.device.free(run.address // GRANULE)
@@ -252,7 +263,7 @@ class CacheTwin:
         return total >= need
 
     def collect(self):
-        line = int(self.threshold * self.allowed)
+        line = int(self.threshold * (self.limit or 0))
         old = [run for run in self.idle_runs() if not run.small]
         if not self.threshold or self.reserved <= line or not old:
             return
@@ -273,28 +284,24 @@ class CacheTwin:
             for run in self.idle_runs():
                 self.drop(run)
             return
-        todo = [(run.where(one), one) for run in self.runs for one in run.pieces if one.state == "idle"]
-        for _, piece in sorted(todo, key=lambda pair: pair[0]):
-            self.shrink(next(run for run in self.runs if piece in run.pieces), piece)
+        todo = [(run.where(one), run, one) for run in self.runs for one in run.pieces if one.state == "idle"]
+        for _, run, piece in sorted(todo, key=lambda entry: entry[0]):
+            self.shrink(run, piece)
 
     def shrink(self, run, piece):
-        unit, at = self.chunk(run.small), run.where(piece)
+        unit, at = run.unit, run.where(piece)
         low = run.address + -(-(at - run.address) // unit) * unit
         high = run.address + (at + piece.size - run.address) // unit * unit
-        is_inner = run.address < low and high < run.address + run.size
-        if low >= high or (is_inner and len(self.device.blocks) == self.device.max_blocks):
+        if low >= high:
             return
-        index = run.pieces.index(piece)
-        before, behind = run.pieces[:index], run.pieces[index + 1 :]
-        before += [Piece(low - at)] if low > at else []
-        behind[:0] = [Piece(at + piece.size - high)] if high < at + piece.size else []
-        del self.device.blocks[run.address]
-        self.runs.remove(run)
-        for start, pieces in ((run.address, before), (high, behind)):
-            if pieces:
-                part = Run(start, run.stream, run.small, 0)
-                part.pieces = pieces
-                self.runs.append(part)
-                self.device.blocks[start] = (part.size,) * 2
+        frames, rows = dict(run.frames), dict(self.device.blocks)
+        run.unmap(low, high, self.device)
+        spans = [span for one in self.runs for span in one.ranges()]
+        if len(self.device.blocks) > self.device.max_blocks or len(spans) > self.max_ranges:
+            run.frames, self.device.blocks = frames, rows
+            return
+        run.punch(piece, low, high)
+        if not run.frames:
+            self.runs.remove(run)
         self.counts["num_device_free"] += 1
         self.bump("reserved_bytes", run.small, low - high)

@@ -29,6 +29,9 @@ class Run:
     def size(self):
         return sum(piece.size for piece in self.pieces)
 
+    def ranges(self):
+        return [(self.address, self.size)]
+
     def where(self, piece):
         return self.address + sum(one.size for one in self.pieces[: self.pieces.index(piece)])
 

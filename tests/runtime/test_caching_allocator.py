@@ -209,7 +209,8 @@ def test_running_out_tells_the_truth(card):
 
 
 def test_garbage_collection_frees_the_oldest_segments(card):
-    s = Session(card, "garbage_collection_threshold:0.55", pad_bytes=0)  # 35.2 GiB
+    s = Session(card, "garbage_collection_threshold:0.55", pad_bytes=0)
+    s.cache = aj.set_per_process_memory_fraction(s.cache, s.card, 1.0)  # from 35.2 GiB on
     s.card, side = aj.create_stream(s.card)
     old, young = s.alloc(20 << 30), s.alloc(15 << 30)
     s.free(old)
@@ -220,6 +221,21 @@ def test_garbage_collection_frees_the_oldest_segments(card):
     s.alloc(100 * MIB, side), s.alloc(200 * MIB, side)
     s.alloc(21 << 30)
     assert sorted(segment.size >> 30 for segment in s.cache.segments.values()) == [0, 0, 0, 15, 21]
+
+
+def test_without_a_fraction_nothing_is_collected(card):
+    s = Session(card, "garbage_collection_threshold:0.1", pad_bytes=0)
+    s.card, side = aj.create_stream(s.card)
+    s.free(s.alloc(20 << 30))
+    s.alloc(21 << 30)
+    assert sorted(segment.size >> 30 for segment in s.cache.segments.values()) == [20, 21]
+    with pytest.raises(TypeError, match="fraction = 1: must be a float"):
+        aj.set_per_process_memory_fraction(s.cache, s.card, 1)
+    with pytest.raises(ValueError, match=r"fraction = 1.5"):
+        aj.set_per_process_memory_fraction(s.cache, s.card, 1.5)
+    s.cache = aj.set_per_process_memory_fraction(s.cache, s.card, 0.65)  # 41.6 GiB; above 4.16 a whole old one goes
+    s.alloc(2 << 30, side)
+    assert sorted(segment.size >> 30 for segment in s.cache.segments.values()) == [2, 21]
 
 
 @pytest.mark.parametrize("call", ["free twice", "free foreign", "record freed", "stream", "negative"])
@@ -234,7 +250,8 @@ def test_mistakes_are_refused(card, call):
         calls[call]()
 
 
-OPTIONS = ["", "max_split_size_mb:20", "expandable_segments:True", "garbage_collection_threshold:0.001"]
+OPTIONS = ["", "max_split_size_mb:20", "expandable_segments:True",
+           "garbage_collection_threshold:0.001,per_process_memory_fraction:1.0"]  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -106,7 +106,8 @@ def test_a_write_into_the_source_of_a_copy_is_recorded(card):
 def test_early_reads_are_recorded_under_jit_and_vmap(card):
     now, _, pinned = copying(card)
     both = jax.tree.map(lambda one, two: np.stack([one, two]), now, aj.synchronize_device(now))
-    read = jax.jit(jax.vmap(lambda each: aj.host_read(each, pinned, (4,), np.uint8)))
+    batched = jax.vmap(lambda each: aj.host_read(each, pinned, (4,), np.uint8))
+    read = jax.jit(batched, compiler_options=aj.QUICK_TO_COMPILE)
     after, values = read(both)
     assert values.tolist() == [[0] * 4, [7] * 4]
     found = [aj.early_accesses(jax.tree.map(lambda leaf, lane=lane: leaf[lane], after)) for lane in (0, 1)]

@@ -5,7 +5,6 @@ import random
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -90,35 +89,59 @@ def test_lanes_equal_a_loop(jitted):
     chex.assert_trees_all_equal(together, jax.tree.map(lambda *leaves: np.stack(leaves), *apart))
 
 
-def test_slots_follow_the_table_and_ignore_its_tail():
-    cache, _ = aj.kv_extend(fresh(), 1, 130)
-    cache, _ = aj.kv_extend(cache, 0, 128)
-    cache, _ = aj.kv_extend(cache, 1, 200)  # its pages are 0, 1, 3
-    slots, code = aj.kv_slots(cache, 1, jnp.array([0, 127, 128, 255, 256, 329]))
+def changed(cache, page, *place):
+    tables = np.array(cache.tables)
+    tables[place] = page
+    return tables
+
+
+@pytest.fixture(scope="module")
+def verbs():
+    return tuple(jax.jit(call) for call in (aj.kv_extend, aj.kv_slots, aj.kv_is_consistent))
+
+
+def test_slots_follow_the_table_and_ignore_its_tail(verbs):
+    extend, slots_of, consistent = verbs
+    cache, _ = extend(fresh(), 1, 130)
+    cache, _ = extend(cache, 0, 128)
+    cache, _ = extend(cache, 1, 200)  # its pages are 0, 1, 3
+    slots, code = slots_of(cache, 1, np.array([0, 127, 128, 255, 256, 329]))
     assert slots.tolist() == [0, 127, 128, 255, 384, 457] and int(code) == 0
-    stale = dataclasses.replace(cache, tables=cache.tables.at[1, 3:].set(999))
-    np.testing.assert_array_equal(aj.kv_slots(stale, 1, jnp.arange(330))[0], aj.kv_slots(cache, 1, jnp.arange(330))[0])
+    stale = dataclasses.replace(cache, tables=changed(cache, 999, 1, slice(3, None)))
+    np.testing.assert_array_equal(slots_of(stale, 1, np.arange(330))[0], slots_of(cache, 1, np.arange(330))[0])
     for wrong in (-1, PAGES):
-        needed = dataclasses.replace(cache, tables=cache.tables.at[1, 1].set(wrong))
-        slots, code = aj.kv_slots(needed, 1, jnp.array([0, 128]))
+        needed = dataclasses.replace(cache, tables=changed(cache, wrong, 1, 1))
+        slots, code = slots_of(needed, 1, np.array([0, 128]))
         assert int(code) == aj.Code.RT_PARAM_INVALID and slots.tolist() == [0, -1]
-        assert not aj.kv_is_consistent(needed)
-    slots, code = aj.kv_slots(cache, 1, jnp.array([330, -1]))
+        assert not consistent(needed)
+    slots, code = slots_of(cache, 1, np.array([330, -1]))
     assert int(code) == aj.Code.RT_PARAM_INVALID and slots.tolist() == [-1, -1]
 
 
-def test_an_inconsistent_cache_is_noticed():
-    cache, _ = aj.kv_extend(fresh(), 0, 300)
-    assert aj.kv_is_consistent(cache)
-    assert not aj.kv_is_consistent(dataclasses.replace(cache, owners=cache.owners.at[1].set(-1)))
-    assert not aj.kv_is_consistent(dataclasses.replace(cache, owners=cache.owners.at[5].set(2)))
-    assert not aj.kv_is_consistent(dataclasses.replace(cache, tables=cache.tables.at[0, 1].set(0)))
+def test_an_inconsistent_cache_is_noticed(verbs):
+    extend, _, consistent = verbs
+    cache, _ = extend(fresh(), 0, 300)
+    assert consistent(cache)
+    for page, owner in ((1, -1), (5, 2)):
+        owners = np.array(cache.owners)
+        owners[page] = owner
+        assert not consistent(dataclasses.replace(cache, owners=owners))
+    assert not consistent(dataclasses.replace(cache, tables=changed(cache, 0, 0, 1)))
 
 
 @pytest.mark.parametrize("counts", [(0, 128, 1), (4, 0, 1), (4, 128, 0), (4, 100, 1)])
 def test_refused_shapes(counts):
     with pytest.raises(ValueError, match="= "):
         aj.paged_cache(*counts)
+
+
+@pytest.mark.parametrize("count", [1.5, True, np.float32(2), "3"])
+def test_counts_are_whole_numbers(count):
+    cache = aj.paged_cache(pages=4, page_size=16, sequences=2)
+    for call in (lambda: aj.kv_extend(cache, 0, count), lambda: aj.kv_free(cache, count),
+                 lambda: aj.kv_slots(cache, 0, count), lambda: aj.paged_cache(4, 16, count)):  # fmt: skip
+        with pytest.raises(TypeError):
+            call()
 
 
 @pytest.mark.parametrize("count", [2**31, 2**40])

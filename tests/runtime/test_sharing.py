@@ -87,7 +87,7 @@ def test_access_is_enabled_once_and_between_relatives(pair):
     codes = [aj.enable_peer_access(on, 3), aj.disable_peer_access(one, 3), aj.enable_peer_access(one, 31)]
     assert [int(aj.last_code(card)) for card in codes] == [107000, 107000, 107001]
     assert int(aj.peer_access_status(aj.disable_peer_access(on, 3), 3)) == 0
-    assert int(aj.peer_access_status(aj.set_device(aj.reset_device(on)), 3)) == 0
+    assert int(aj.peer_access_status(aj.reset_device(on), 3)) == 0
     stranger = aj.init(aj.chip("Ascend910A"), hbm_backing_bytes=0)
     assert not aj.can_access_peer(one, stranger) and aj.can_access_peer(one, other)
 
@@ -121,6 +121,21 @@ def test_memory_shared_between_processes(pair):
     assert not shared.exports
     open_to_all, key = aj.ipc_export(shared, one, int(a), 64, checks_pid=False)
     assert aj.ipc_import(open_to_all, one, key, 99)[1] == int(a)
+    both, other_key = aj.ipc_export(open_to_all, one, int(a), SIZE)
+    assert key != other_key and len(both.exports) == 2, "each export is closed on its own"
+
+
+def test_a_block_like_the_exported_one_is_not_the_exported_one(fresh):
+    card, pointers = fresh, []
+    for _ in range(2):  # the same line, the same size, nothing queued in between
+        card, pointer = aj.malloc(aj.free(card, pointers[0]) if pointers else card, SIZE)
+        pointers.append(int(pointer))
+        if len(pointers) == 1:
+            shared, key = aj.ipc_export(aj.IpcExports(), card, pointers[0], SIZE, checks_pid=False)
+            assert aj.ipc_import(shared, card, key, 1)[1] == pointers[0]
+    assert pointers[0] == pointers[1]
+    with pytest.raises(aj.AscendError, match="freed after it was exported"):
+        aj.ipc_import(shared, card, key, 1)
 
 
 def test_a_free_that_waits_for_the_device_is_never_too_early(fresh):

@@ -1,0 +1,182 @@
+"""Expandable segments: where their addresses and their memory lie; bytes come through whatever lies between."""
+
+import numpy as np
+import pytest
+
+import ascend_jax as aj
+from ascend_jax.runtime.layout import HeapWord
+from tests.runtime.test_caching_allocator import MIB, Session
+
+GIB = 1 << 30
+OPTION = "expandable_segments:True"
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Return a card with 14 MiB, all of it real, whose free memory is every second 2 MiB; and what lies between."""
+    chip = aj.chip("Ascend910B2").replace(hbm_bytes=16 * MIB)
+    card = aj.init(chip, hbm_backing_bytes=14 * MIB, host_backing_bytes=0, max_commands=16, max_blocks=16,
+                   max_streams=2, max_events=1, max_mappings=3)  # fmt: skip
+    blocks = []
+    for _ in range(7):
+        card, pointer = aj.malloc_align32(card, 2 * MIB, aj.MallocPolicy.HUGE_ONLY)
+        blocks.append(int(pointer))
+    for pointer in blocks[::2]:
+        card = aj.free(card, pointer)
+    return card, blocks[1::2]
+
+
+@pytest.fixture
+def times():
+    """Return a card of 102 MiB without real bytes."""
+    return aj.init(aj.chip("Ascend910B2").replace(hbm_bytes=102 * MIB), hbm_backing_bytes=0, max_commands=16,
+                   max_blocks=16)  # fmt: skip
+
+
+def test_bytes_come_through_blocks_that_lie_in_pieces(small):
+    card, between = small
+    s = Session(card, OPTION, pad_bytes=0)
+    pointers = [s.alloc(7 * MIB // 8) for _ in range(8)]
+    assert pointers == [pointers[0] + number * 7 * MIB // 8 // 64 for number in range(8)], "the addresses are one run"
+    assert s.mib("reserved_bytes") == 8 and aj.mem_get_info(s.card)[0] == 0
+    assert [row["total_size"] for row in aj.memory_snapshot(s.cache)] == [8 * MIB]
+    whole, rng = 7 * MIB, np.random.default_rng(0)
+    pattern = rng.integers(0, 256, whole, np.uint8)
+    s.card = aj.upload(s.card, pointers[0], pattern)
+    s.card = aj.memset_async(s.card, between[1], 99, 2 * MIB, 0)
+    s.card = aj.memcpy(s.card, pointers[2], pointers[5], 7 * MIB // 4)  # from and to pieces
+    s.card = aj.memset(s.card, pointers[2] + 1, 7, 3)
+    s.card, out = aj.download(s.card, pointers[0], (whole,), "uint8")
+    aj.raise_if_error(s.card)
+    step = 7 * MIB // 8
+    pattern[2 * step : 4 * step] = pattern[5 * step : 7 * step]
+    pattern[2 * step + 64 : 2 * step + 67] = 7
+    np.testing.assert_array_equal(np.asarray(out), pattern)
+    s.card, other = aj.download(s.card, between[1], (2 * MIB,), "uint8")
+    assert (np.asarray(other) == 99).all(), "memory of others is not touched"
+
+
+def test_out_of_memory_counts_bytes_and_not_runs(small):
+    s = Session(small[0], OPTION, pad_bytes=0)
+    kept = [s.alloc(MIB) for _ in range(7)]
+    with pytest.raises(aj.CacheOutOfMemory) as caught:
+        s.alloc(MIB), s.alloc(MIB)
+    report = caught.value.report
+    assert (report.free_bytes, report.reserved_unused_bytes, caught.value.code) == (0, 0, aj.Code.MEMORY_ALLOCATION)
+    assert sum(one.nbytes for one in report.owners) == 8 * MIB
+    assert list(s.cache.spaces) == [kept[0] * 64]
+
+
+def test_empty_cache_unmaps_the_middle_and_the_hole_is_filled_first(small):
+    s = Session(small[0], OPTION, pad_bytes=0)
+    p = [s.alloc(MIB) for _ in range(8)]
+    for pointer in p[2:6]:
+        s.free(pointer)
+    s.empty()
+    assert s.mib("reserved_bytes") == 4 and aj.mem_get_info(s.card)[0] == 4 * MIB
+    assert [(row["address"] // 64, row["total_size"]) for row in aj.memory_snapshot(s.cache)] == [
+        (p[0], 2 * MIB), (p[6], 2 * MIB)]  # fmt: skip
+    for pointer in (p[2], p[5]):
+        assert int(aj.last_code(aj.memset(s.card, pointer, 1, 64))) == aj.Code.RT_PARAM_INVALID
+    assert int(aj.last_code(aj.memset(s.card, p[1], 1, MIB + 64))) == aj.Code.RT_PARAM_INVALID, "past the mapped part"
+    other = aj.malloc_align32(s.card, 2 * MIB, aj.MallocPolicy.HUGE_ONLY)
+    assert int(other[1]), "what was unmapped is anybody's"
+    assert s.alloc(MIB) == p[2] and s.mib("reserved_bytes") == 6
+    assert len(aj.memory_snapshot(s.cache)) == 2 and len(s.cache.spaces) == 1
+    for pointer in (p[0], p[1], p[2], p[6], p[7]):
+        s.free(pointer)
+    s.empty()
+    assert not s.cache.spaces and not s.cache.blocks and aj.mem_get_info(s.card)[0] == 8 * MIB
+    assert not np.asarray(s.card.virtual).any()
+
+
+def test_what_a_full_table_cannot_show_stays_mapped(small):
+    s = Session(small[0], OPTION, pad_bytes=0)
+    p = [s.alloc(MIB) for _ in range(8)]
+    s.card, _ = aj.reserve_mem_address(s.card, 2 * MIB)
+    s.card, _ = aj.reserve_mem_address(s.card, 2 * MIB)
+    s.free(p[2]), s.free(p[3])
+    s.empty()  # two ranges would need a fourth row
+    assert s.mib("reserved_bytes") == 8 and s.alloc(2 * MIB - 1024 * 1024) == p[2]
+    s.free(p[6]), s.free(p[7])
+    s.empty()
+    assert s.mib("reserved_bytes") == 6
+    with pytest.raises(aj.CacheOutOfMemory, match="max_mappings") as caught:
+        s.alloc(2 * MIB)  # a segment of large blocks, whose range would need a fourth row
+    assert caught.value.code == aj.Code.OBJECT_TABLE_FULL
+
+
+def test_two_runs_that_are_each_too_short_serve_one_request(times):
+    s = Session(times, OPTION, pad_bytes=0)
+    s.card, low = aj.malloc_align32(s.card, 40 * MIB)
+    s.card, _ = aj.malloc_align32(s.card, 20 * MIB)
+    s.card = aj.free(s.card, low)
+    assert aj.memory_report(s.card).largest_free_bytes == 40 * MIB
+    pointer = s.alloc(60 * MIB)
+    assert pointer * 64 >= 102 * MIB and s.taken == 80 * MIB
+    stats = aj.memory_stats(s.cache)
+    assert (stats["segment.all.peak"], stats["inactive_split.all.peak"], stats["num_device_alloc"]) == (0, 0, 1)
+    s.free(pointer)
+    s.empty()
+    assert s.taken == 20 * MIB and int(s.card.hbm.words[HeapWord.COUNT]) == 1
+
+
+def test_pages_serve_another_stream_after_they_were_unmapped(times):
+    card, side = aj.create_stream(times)
+    s = Session(card, OPTION, pad_bytes=0)
+    a, b = s.alloc(50 * MIB), s.alloc(20 * MIB)
+    s.free(a)
+    other = s.alloc(60 * MIB, side)  # runs out, unmaps 40 MiB of the first segment, and goes on
+    assert s.mib("reserved_bytes") == 100 and aj.memory_stats(s.cache)["num_alloc_retries"] == 1
+    assert len(s.cache.spaces) == 2 and s.cache.blocks[b * 64].is_used and s.cache.blocks[other * 64].stream == side
+    assert s.alloc(8 * MIB) == a + 40 * MIB // 64, "what was left of the chunk that the other block begins in"
+
+
+def test_where_segments_begin(times):
+    card, side = aj.create_stream(times)
+    card, third = aj.create_stream(card)
+    s = Session(card, OPTION, pad_bytes=0)
+    large, small = s.alloc(20 * MIB) * 64, s.alloc(MIB) * 64
+    assert large == 102 * MIB and small == 128 * GIB - 2 * MIB - 2 * GIB
+    middle = s.alloc(20 * MIB, side) * 64
+    assert abs(middle - (large + small) // 2) < 32 * MIB
+    assert small - s.alloc(MIB, side) * 64 == 2 * GIB
+    assert s.alloc(20 * MIB, third) * 64 not in (large, middle)
+
+
+def test_addresses_of_others_end_a_segment_and_another_begins(times):
+    s = Session(times, OPTION, pad_bytes=0)
+    a = s.alloc(20 * MIB)
+    s.card, address = aj.reserve_mem_address(s.card, 2 * MIB)
+    assert int(address) == a + 20 * MIB // 64
+    b = s.alloc(20 * MIB)
+    assert b > int(address) and len(s.cache.spaces) == 2
+    s.card, beyond = aj.reserve_mem_address(s.card, 128 * GIB)
+    assert int(beyond) == 0 and int(aj.last_code(s.card)) == aj.Code.MEMORY_ALLOCATION
+
+
+def test_pages_are_nobody_elses(times):
+    s = Session(times, OPTION, pad_bytes=0)
+    pointer = s.alloc(20 * MIB)
+    page = 2 * MIB // 64
+    codes = [int(aj.last_code(call)) for call in (
+        aj.free(s.card, page), aj.free(s.card, pointer), aj.free_physical(s.card, page), aj.unmap_mem(s.card, pointer),
+        aj.release_mem_address(s.card, pointer), aj.memset(s.card, page, 0, 64))]  # fmt: skip
+    assert codes == [aj.Code.RT_PARAM_INVALID] * 6
+    with pytest.raises(aj.AscendError, match="no part of a device block"):  # as in torch_npu
+        aj.ipc_export(aj.IpcExports(), s.card, pointer, 64)
+
+
+def test_a_giant_chunk_lies_on_a_giant_page():
+    card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0, max_commands=16, max_blocks=16)
+    s = Session(card, f"{OPTION},page_size:1g", pad_bytes=0)
+    a = s.alloc(GIB + 5 * MIB)
+    assert a * 64 % GIB == 0 and s.mib("reserved_bytes") == 2048 and s.taken == 2 * GIB
+
+
+def test_a_card_without_addresses_to_spare_is_refused():
+    chip = aj.chip("Ascend950PR_9599")
+    card = aj.init(chip, hbm_backing_bytes=0, max_commands=16, max_blocks=4)
+    with pytest.raises(ValueError, match="of addresses lie behind the device memory"):
+        aj.caching_allocator(card, OPTION)
+    assert aj.caching_allocator(card).options.expandable_segments is False
