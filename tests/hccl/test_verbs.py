@@ -13,8 +13,7 @@ from ascend_jax.hccl import CommConfig, HcclError, HcclResult
 from tests.hccl import verb_cases
 
 CHIP, SUM = aj.chip("Ascend910B2"), hccl.ReduceOp.SUM
-S = 1_000_000_000
-SMALL = {"hbm_backing_bytes": 1 << 14, "max_streams": 2, "max_events": 1, "max_commands": 16, "max_blocks": 4}
+SMALL = {"hbm_backing_bytes": 0, "max_streams": 2, "max_events": 1, "max_commands": 16, "max_blocks": 4}
 BUF = verb_cases.buffer(0)
 
 
@@ -28,13 +27,6 @@ def three():
 
 def reduce(comm, count=4, dtype="float32", op=SUM, stream=0):
     return lambda card: (hccl.HcclAllReduce(card, BUF, BUF, count, dtype, op, comm, stream), None)
-
-
-def host_ns(cluster):
-    from ascend_jax.runtime.clock import to_ns
-
-    clock = np.asarray(cluster.cards.clock)
-    return to_ns(clock[:, 0], clock[:, 1])
 
 
 def codes(cluster):
@@ -51,38 +43,6 @@ def test_other_carriers_equal_the_twin(carrier):
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(verb_cases.__file__))))
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=os.environ | {"PYTHONPATH": root})
     assert done.stdout.strip() == "equal", done.stderr[-2000:]
-
-
-def test_a_rank_that_does_not_call_and_one_that_disagrees(three):
-    cluster, comm = three
-    begun = host_ns(cluster).max()
-    # a first call links up: 140 s; rank 1 never calls
-    for card in (0, 2):
-        cluster, _ = hccl.on_card(cluster, card, reduce(comm))
-    assert codes(cluster) == [0, 0, 0]  # the calls themselves succeed
-    late = hccl.synchronize_stream(cluster, 0)
-    assert codes(late) == [aj.Code.RT_WAIT_TIMEOUT, 0, aj.Code.RT_WAIT_TIMEOUT]
-    assert (host_ns(late)[[0, 2]] >= begun + 140 * S).all()
-    assert host_ns(late)[1] < begun + S  # the rank that has nothing to wait for goes on
-    (line,) = hccl.explain_cluster(late)
-    assert "HCCL_E_TIMEOUT (9) [EI0006]: call 0 of hccl_world_group, all_reduce at hccl/test_verbs.py:" in line
-    assert "rank(s) [1] do not call; rank(s) [0, 2] wait for them" in line
-    # nothing more is taken by a stream that has failed
-    late, _ = hccl.on_card(late, 0, reduce(comm))
-    assert codes(late)[0] == HcclResult.RUNTIME
-    # rank 1 says something else: all end at once
-    wrong, _ = hccl.on_card(cluster, 1, reduce(comm, count=3))
-    wrong = hccl.synchronize_stream(wrong, 0)
-    assert codes(wrong) == [aj.Code.RT_INTERNAL_ERROR] * 3
-    assert (host_ns(wrong) < begun + S).all()
-    assert hccl.explain_cluster(wrong) == [
-        "HCCL_E_PARA (1) [EI0005]: call 0 of hccl_world_group: rank 1 has count = 3, rank 0 has 4"
-    ]
-    # and if it calls alike, nothing is wrong
-    right, _ = hccl.on_card(cluster, 1, reduce(comm))
-    right = hccl.synchronize_stream(right, 0)
-    assert codes(right) == [0, 0, 0]
-    assert hccl.explain_cluster(right) == []
 
 
 def test_a_card_alone_cannot_wait(three):

@@ -19,6 +19,7 @@ SIZES = {"hbm_backing_bytes": 1 << 14, "max_streams": 4, "max_events": 1, "max_c
 BASE = 32768  # first granule of device memory
 ARENA = 4096  # bytes; every buffer below is 512 of them
 PAIRS = [(0, 1), (1, 2), (2, 3), (3, 0)]
+PIECES, STARTS = [5, 0, 11, 2], [20, 3, 1, 13]  # of the verbs whose name ends in v
 COUNTS = [[(3 * i + 5 * j) % 4 for j in range(CARDS)] for i in range(CARDS)]
 SUM, MAX, MIN, PROD = (hccl.ReduceOp[name] for name in ("SUM", "MAX", "MIN", "PROD"))
 RANKS = {"world": (0, 1, 2, 3), "halves": ((0, 3), (1, 2))}
@@ -36,14 +37,14 @@ STEPS = [
     ("broadcast", 0, 1, 1, 77, "uint8", 2),
     ("reduce", 1, 4, 5, 50, "int32", (MAX, 1)),
     ("batch", 1, 2, 6, 30, "float16", None),
-    ("copy", 2, 1, 7, 512, "uint8", None),
+    ("all_gather_v", 0, 1, 7, 0, "uint16", None),
     ("scatter", 0, 3, 7, 20, "int16", 3),
     ("barrier", 1, 0, 0, 0, "uint8", None),
     ("reduce_scatter", 0, 7, 2, 10, "int64", SUM),
     ("all_to_all", 0, 2, 3, 16, "int32", None),
     ("pairs", 1, 6, 5, 64, "bfloat16", None),
     ("all_to_all_v", 0, 3, 4, 0, "int16", None),
-    ("all_reduce", 1, 5, 5, 40, "int8", PROD),
+    ("reduce_scatter_v", 1, 5, 5, 0, "int8", PROD),
     ("halves", 0, 4, 6, 33, "float32", SUM),
     ("copy", 2, 6, 0, 512, "uint8", None),
 ]
@@ -78,6 +79,11 @@ def program(comm, halves):
                     card = hccl.HcclAlltoAll(card, src, count, dtype, dst, count, dtype, comm, stream)
                 case "all_to_all_v":
                     card = hccl.HcclAlltoAllVC(card, src, COUNTS, dtype, dst, dtype, comm, stream)
+                case "all_gather_v":
+                    card = hccl.HcclAllGatherV(card, src, PIECES, dst, PIECES, STARTS, dtype, comm, stream)
+                case "reduce_scatter_v":
+                    counts = PIECES, STARTS
+                    card = hccl.HcclReduceScatterV(card, src, *counts, dst, PIECES, dtype, more, comm, stream)
                 case "barrier":
                     card = hccl.HcclBarrier(card, comm, stream)
                 case "batch":
@@ -136,6 +142,8 @@ def parts(what, count, dtype):
     if what == "all_to_all_v":
         table = np.array(COUNTS)
         return Collective.ALL_TO_ALL, max(table.sum(0).max(), table.sum(1).max()) * size, groups
+    if what.endswith("_v"):
+        return Collective(what[:-2]), max(PIECES) * CARDS * size, groups
     name = {"halves": "all_reduce", "batch": "send_recv", "pairs": "send_recv"}.get(what, what)
     return Collective(name), 4 if what == "barrier" else count * size * spread, groups
 
@@ -238,6 +246,12 @@ def result_of(memory, cards, card, index, effect):
         case "all_to_all_v":
             starts = [sum(COUNTS[i][:rank]) for i in range(4)]
             new = np.concatenate([held[i][starts[i] : starts[i] + COUNTS[i][rank]] for i in range(4)])
+        case "all_gather_v":
+            new = old.copy().view(kind)[: max(at + n for at, n in zip(STARTS, PIECES, strict=True))]
+            for one, at, n in zip(held, STARTS, PIECES, strict=True):
+                new[at : at + n] = one[:n]
+        case "reduce_scatter_v":
+            new = reduced(more, 64)[STARTS[rank] : STARTS[rank] + PIECES[rank]]
         case "batch":
             new = held[rank - 1][:count]
         case "pairs":
