@@ -76,11 +76,17 @@ def choose_carrier(cards: int, carrier: str | None = None) -> CarrierChoice:
     return CarrierChoice(carrier, f"{carrier}: one card on each of {cards} of {devices} XLA devices")
 
 
-def carry(function: Callable[..., Any], cards: int, carrier: str | None = None) -> Callable[..., Any]:
+def carry(
+    function: Callable[..., Any],
+    cards: int,
+    carrier: str | None = None,
+    *,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
     """Return ``function`` of one card as a compiled function of all of them, each leaf with a leading axis ``card``.
 
     Inside, ``jax.lax.axis_index("card")`` is the number of the card, and the collectives of :mod:`ascend_jax.hccl`
-    work.
+    work. ``compiler_options`` are XLA's, for example ``ascend_jax.QUICK_TO_COMPILE``; ``pmap`` takes none.
 
     Raises:
       ValueError: As :func:`choose_carrier`, or an argument has another leading axis.
@@ -92,7 +98,7 @@ def carry(function: Callable[..., Any], cards: int, carrier: str | None = None) 
     """
     if not callable(function):
         raise TypeError(f"function = {function!r}: must be a function of one card's arrays")
-    return carry_knowing(function, int(cards), choose_carrier(cards, carrier).name)
+    return carry_knowing(function, int(cards), choose_carrier(cards, carrier).name, options=compiler_options)
 
 
 _destroyed: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("destroyed", default=frozenset())

@@ -113,7 +113,7 @@ def HcclAllReduce(
 
     >>> import jax, ascend_jax as aj
     >>> from ascend_jax import hccl
-    >>> cluster = aj.cluster(aj.chip("Ascend910B2"), 2, hbm_backing_bytes=1 << 16, max_streams=2, max_commands=16)
+    >>> cluster = aj.cluster(aj.chip("Ascend910B2"), 2, hbm_backing_bytes=1 << 16, max_streams=1, max_commands=16)
     >>> cluster, comm = hccl.comm_init_all(cluster)
     >>> def program(card):
     ...     card, buf = aj.malloc(card, 64)

@@ -10,7 +10,7 @@ from ascend_jax import hccl
 from ascend_jax.hccl import CommConfig, HcclError, HcclResult, Topology
 
 CHIP = aj.chip("Ascend910B2")
-SMALL = {"hbm_backing_bytes": 1 << 16, "max_streams": 2, "max_events": 2, "max_commands": 16, "max_blocks": 8}
+SMALL = {"hbm_backing_bytes": 1 << 16, "max_streams": 1, "max_events": 1, "max_commands": 16, "max_blocks": 8}
 
 
 def exchange(card, x):
@@ -19,9 +19,8 @@ def exchange(card, x):
     card, source = aj.malloc(card, 64)
     card, target = aj.malloc(card, 64)
     card = aj.upload(card, source, x)
-    card, stream = aj.create_stream(card)
-    card = aj.memcpy_async(card, target, source, 16, stream)
-    card = aj.synchronize_stream(card, stream)
+    card = aj.memcpy_async(card, target, source, 16, 0)
+    card = aj.synchronize_stream(card, 0)
     card, mine = aj.download(card, target, (4,), np.float32)
     total = hccl.all_reduce(mine, comm)
     return aj.upload(card, source, total), (total, source)
@@ -34,7 +33,8 @@ def test_one_program_on_every_card():
     assert total.tolist() == [x.sum(0).tolist()] * 3
     card = three.card(2)
     aj.raise_if_error(card)
-    card, back = aj.download(card, int(pointer[2]), (4,), np.float32)
+    first = (int(pointer[2]) - 32768) * 64  # of device memory, which begins at granule 32768
+    back = np.asarray(card.memory)[first : first + 16].view(np.float32)
     assert back.tolist() == x.sum(0).tolist()
     assert three.choice.reason == f"vmap: 3 card(s) share one of {len(jax.devices())} XLA device(s)"
 
@@ -46,9 +46,8 @@ def test_cards_may_differ():
     def program(card):
         card, pointer = aj.malloc(card, 4 << 20)
         card, source = aj.malloc(card, 1 << 20)
-        card, stream = aj.create_stream(card)
-        card = aj.memcpy_async(card, pointer, source, 1 << 20, stream)
-        card = aj.synchronize_stream(card, stream)
+        card = aj.memcpy_async(card, pointer, source, 1 << 20, 0)
+        card = aj.synchronize_stream(card, 0)
         before = aj.last_code(card)
         card, _ = aj.malloc(card, 4 << 20)
         return card, (before, aj.last_code(card), card.clock[1])
