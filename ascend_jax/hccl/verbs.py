@@ -73,7 +73,7 @@ def request_of(
     )
 
 
-_ORDERS = {"ring": "ring", "rhd": "halving", "nhr": "halving"}  # of others: by rank
+_ORDERS = {"ring": "ring", "halving-doubling": "halving", "nhr": "halving"}  # of others: by rank
 
 
 def reduction_order(collective: Collective, comm: Communicator, nbytes: int) -> str:
