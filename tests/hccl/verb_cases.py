@@ -1,4 +1,4 @@
-"""Programs of collectives on streams of four cards, and a plain twin of what they give. Run as a script: CARRIER.
+"""Programs of collectives on streams of four cards, and a plain twin of what they give. As a script: CARRIER CARRIER.
 
 The twin knows the rules only: what a call costs the host, when it meets the others, which links it holds, and that data
 is read when a command starts and seen when it ends.
@@ -307,8 +307,8 @@ def check(carrier, seeds):
         assert not len(different), f"seed {seed}: card, byte {different[:5].tolist()} of {len(different)}"
 
 
-def check_ring(carrier):
-    """Ring attention under a carrier and under vmap: products are compiled for each, so equal to rounding only."""
+def check_ring(carriers):
+    """Ring attention under some carriers and vmap: products are compiled for each, so equal to rounding only."""
     import functools
 
     from ascend_jax import ops
@@ -316,13 +316,14 @@ def check_ring(carrier):
     q, k, v = np.random.default_rng(0).standard_normal((3, 1, 32, 2, 8)).astype(np.float32)
     parts = [ops.shard_sequence(x, CARDS, causal=True) for x in (q, k, v)]
     ring = functools.partial(ops.ring_attention, causal=True)
-    mine, other = (np.asarray(hccl.carry(ring, CARDS, one)(*parts)) for one in (carrier, "vmap"))
-    assert np.abs(mine - other).max() <= 2e-6
+    first, *others = (np.asarray(hccl.carry(ring, CARDS, one)(*parts)) for one in ("vmap", *carriers))
+    assert max(np.abs(other - first).max() for other in others) <= 2e-6
 
 
 if __name__ == "__main__":
     hccl.set_host_devices(CARDS)
-    check_ring(sys.argv[1])
-    del STEPS[5 if sys.argv[1] == "shard_map" else 3 :]  # each device compiles for itself; pmap is shard_map inside
-    check(sys.argv[1], range(2))
+    check_ring(sys.argv[1:])
+    for carrier, steps in zip(sys.argv[1:], (5, 3), strict=True):
+        del STEPS[steps:]  # each device compiles for itself
+        check(carrier, range(2))
     print("equal")
