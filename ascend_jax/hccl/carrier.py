@@ -159,7 +159,8 @@ def _carried(
             return jax.tree.map(lambda leaf: leaf[None], results)
 
         # unchecked, as under pmap: loops of a card start from constants, which do not vary with the card
-        every = compiled(jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False), dict(options))
+        sharded: Any = jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        every = compiled(sharded, dict(options))
 
     @functools.wraps(plain)
     def call(*args: Any) -> Any:

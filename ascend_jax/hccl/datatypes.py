@@ -114,7 +114,7 @@ def data_type(dtype: Any) -> DataType:
             raise HcclError(
                 HcclResult.NOT_SUPPORT, f"dtype = {dtype}: HcclDataType has {[int(one) for one in DataType]}"
             )
-        return DataType(dtype)
+        return DataType(int(dtype))
     try:
         name = jnp.dtype(dtype).name
     except TypeError as error:

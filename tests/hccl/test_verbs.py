@@ -15,6 +15,7 @@ from ascend_jax.hccl import CommConfig, HcclError, HcclResult
 from ascend_jax.hccl.communicator import Home
 from ascend_jax.hccl.verbs import reduction_order
 from ascend_jax.runtime.kernels import Argument, load_part
+from ascend_jax.runtime.layout import Field
 from tests.hccl import verb_cases
 
 CHIP, SUM = aj.chip("Ascend910B2"), hccl.ReduceOp.SUM
@@ -128,6 +129,22 @@ def test_what_lies_past_the_end_does_not_shift_what_a_rank_has():
     for first, length in ((0, 8), (12, 8), (15, 5), (19, 1)):
         held = load_part(jnp.asarray(memory), jnp.int32(first), Argument((8,), np.dtype(np.uint8)))
         assert held[:length].tolist() == memory[first : first + length].tolist()
+
+
+def test_a_captured_stream_refuses_and_records_nothing(three):
+    cluster, comm = three
+
+    def program(card):
+        card, stream = aj.create_stream(card)
+        card = aj.capture_begin(card, stream)
+        card, _ = reduce(comm, stream=stream)(card)
+        code = aj.last_code(card)
+        card, recorded = aj.capture_end(card, stream)
+        return card, (code, recorded.fields[..., Field.KIND])
+
+    _, (code, kinds) = hccl.on_card(cluster, 0, program)
+    assert int(code) == HcclResult.NOT_SUPPORT
+    assert not np.asarray(kinds).any()
 
 
 def test_a_communicator_of_another_cluster(three):
