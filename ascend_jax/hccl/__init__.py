@@ -33,6 +33,7 @@ from ascend_jax.hccl.root_info import Gathering, get_root_info
 from ascend_jax.hccl.run_plan import PlanTimes, run_plan
 from ascend_jax.hccl.steps import Call, Step, Work
 from ascend_jax.hccl.topology import Topology, default_topology
+from ascend_jax.hccl.uneven_verbs import HcclAllGatherV, HcclReduceScatterV
 from ascend_jax.hccl.verbs import (
     HcclAllGather,
     HcclAllReduce,
@@ -59,6 +60,7 @@ __all__ = [
     "DataType",
     "Gathering",
     "HcclAllGather",
+    "HcclAllGatherV",
     "HcclAllReduce",
     "HcclAlltoAll",
     "HcclAlltoAllV",
@@ -70,6 +72,7 @@ __all__ = [
     "HcclRecv",
     "HcclReduce",
     "HcclReduceScatter",
+    "HcclReduceScatterV",
     "HcclResult",
     "HcclScatter",
     "HcclSend",

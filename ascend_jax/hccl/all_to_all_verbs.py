@@ -70,6 +70,11 @@ def HcclAlltoAllV(
     counts = checked_counts(send_counts, comm)
     sends = displacements("send_displs", counts, send_displs, comm)
     lands = displacements("recv_displs", counts.T, recv_displs, comm)
+    for name, table, starts in (("send_displs", counts, sends), ("recv_displs", counts.T, lands)):
+        if ((table > 0) & (starts < 0)).any():
+            rank, other = np.argwhere((table > 0) & (starts < 0))[0]
+            what = f"{name} = {starts[rank, other]} for rank {other}: must be at least 0"
+            raise HcclError(HcclResult.PARA, what, rank=int(rank))
     kind, size = data_type(send_type), item_bytes(data_type(send_type))
     tables = [tuple(tuple(int(n) for n in row) for row in table) for table in (counts, sends, lands)]
     lengths = [
@@ -88,6 +93,7 @@ def HcclAlltoAllV(
         recv_bytes=tuple(map(int, per_card[1])),
         moved_bytes=int(max(counts.sum(1).max(), counts.sum(0).max())) * size,
         with_counts=True,
+        item_bytes=size,
     )
     return queue_buffers(card, request, send_buf, recv_buf, send_type, stream, site, in_place=False)
 

@@ -9,7 +9,7 @@ classic name.
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from ascend_jax.runtime.coupling import AXIS
+from ascend_jax.runtime.edge import compiled
 
 CARRIERS = ("pmap", "shard_map", "vmap")
 
@@ -75,11 +76,17 @@ def choose_carrier(cards: int, carrier: str | None = None) -> CarrierChoice:
     return CarrierChoice(carrier, f"{carrier}: one card on each of {cards} of {devices} XLA devices")
 
 
-def carry(function: Callable[..., Any], cards: int, carrier: str | None = None) -> Callable[..., Any]:
+def carry(
+    function: Callable[..., Any],
+    cards: int,
+    carrier: str | None = None,
+    *,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
     """Return ``function`` of one card as a compiled function of all of them, each leaf with a leading axis ``card``.
 
     Inside, ``jax.lax.axis_index("card")`` is the number of the card, and the collectives of :mod:`ascend_jax.hccl`
-    work.
+    work. ``compiler_options`` are XLA's, for example ``ascend_jax.QUICK_TO_COMPILE``; ``pmap`` takes none.
 
     Raises:
       ValueError: As :func:`choose_carrier`, or an argument has another leading axis.
@@ -91,7 +98,7 @@ def carry(function: Callable[..., Any], cards: int, carrier: str | None = None) 
     """
     if not callable(function):
         raise TypeError(f"function = {function!r}: must be a function of one card's arrays")
-    return carry_knowing(function, int(cards), choose_carrier(cards, carrier).name, frozenset())
+    return carry_knowing(function, int(cards), choose_carrier(cards, carrier).name, options=compiler_options)
 
 
 _destroyed: contextvars.ContextVar[frozenset[int]] = contextvars.ContextVar("destroyed", default=frozenset())
@@ -112,9 +119,28 @@ def knowing(destroyed: frozenset[int]) -> Iterator[None]:
         _destroyed.reset(token)
 
 
+def carry_knowing(
+    function: Callable[..., Any],
+    cards: int,
+    carrier: str,
+    destroyed: frozenset[int] = frozenset(),
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """As :func:`carry`, for a cluster some of whose communicators were destroyed.
+
+    ``options`` are XLA's, for the carriers that ``jax.jit`` compiles; ``jax.pmap`` takes none.
+    """
+    return _carried(function, cards, carrier, destroyed, tuple(sorted((options or {}).items())))
+
+
 @functools.lru_cache(maxsize=64)
-def carry_knowing(plain: Callable[..., Any], cards: int, carrier: str, destroyed: frozenset[int]) -> Callable[..., Any]:
-    """As :func:`carry`, for a cluster some of whose communicators were destroyed."""
+def _carried(
+    plain: Callable[..., Any],
+    cards: int,
+    carrier: str,
+    destroyed: frozenset[int],
+    options: tuple[tuple[str, Any], ...],
+) -> Callable[..., Any]:
 
     @functools.wraps(plain)
     def function(*args: Any) -> Any:
@@ -122,7 +148,7 @@ def carry_knowing(plain: Callable[..., Any], cards: int, carrier: str, destroyed
             return plain(*args)
 
     if carrier == "vmap":
-        every = jax.jit(jax.vmap(function, axis_name=AXIS, axis_size=cards))
+        every = compiled(jax.vmap(function, axis_name=AXIS, axis_size=cards), dict(options))
     elif carrier == "pmap":
         every = jax.pmap(function, axis_name=AXIS, devices=jax.devices()[:cards])
     else:
@@ -133,7 +159,8 @@ def carry_knowing(plain: Callable[..., Any], cards: int, carrier: str, destroyed
             return jax.tree.map(lambda leaf: leaf[None], results)
 
         # unchecked, as under pmap: loops of a card start from constants, which do not vary with the card
-        every = jax.jit(jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+        sharded: Any = jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+        every = compiled(sharded, dict(options))
 
     @functools.wraps(plain)
     def call(*args: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import contextvars
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from jax import lax
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.hccl.carrier import AXIS, CarrierChoice, carry_knowing, choose_carrier, knowing
 from ascend_jax.hccl.topology import Topology, default_topology
+from ascend_jax.runtime.edge import QUICK_TO_COMPILE
 from ascend_jax.runtime.state import CardState, init
 
 
@@ -105,7 +106,12 @@ def cluster(
     return Cluster(stacked, topology, choice.name)
 
 
-def on_cards(cluster: Cluster, program: Callable[..., Any], *args: Any) -> tuple[Cluster, Any]:
+def on_cards(
+    cluster: Cluster,
+    program: Callable[..., Any],
+    *args: Any,
+    compiler_options: Mapping[str, Any] = QUICK_TO_COMPILE,
+) -> tuple[Cluster, Any]:
     """Run ``program(card, *args) -> card, out`` on every card, as its carrier does it.
 
     Inside, all verbs of :mod:`ascend_jax` work on ``card``, and ``jax.lax.axis_index("card")`` is its number; the
@@ -115,6 +121,8 @@ def on_cards(cluster: Cluster, program: Callable[..., Any], *args: Any) -> tuple
       cluster: The cards.
       program: Pure function of one card.
       *args: Trees of arrays with a leading axis of the cards.
+      compiler_options: Of XLA's CPU compiler; those that compile quickly, as most programs run for milliseconds. A
+        program that computes much takes ``{}``.
 
     Returns:
       The cluster, and ``out`` of all cards, leaves [C, ...].
@@ -129,7 +137,7 @@ def on_cards(cluster: Cluster, program: Callable[..., Any], *args: Any) -> tuple
     [100, 200]
     """
     carrier = choose_carrier(cluster.size, cluster.carrier).name
-    every = carry_knowing(program, cluster.size, carrier, cluster.destroyed)
+    every = carry_knowing(program, cluster.size, carrier, cluster.destroyed, compiler_options)
     cards, out = every(cluster.cards, *args)
     return dataclasses.replace(cluster, cards=cards), out
 

@@ -48,6 +48,7 @@ class Home:
     topology: Topology
     sheets: tuple[tuple[str, str, str, bytes], ...]  # its different chips: name, family, calibration, float32 values
     parent: int | None = None  # number of the communicator whose pairs of ranks it joins
+    pair: tuple[int, ...] = ()  # their ranks there
 
     @property
     def chips(self) -> tuple[ChipSpec, ...]:

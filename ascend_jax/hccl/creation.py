@@ -15,8 +15,10 @@ from ascend_jax.hccl.cluster import Cluster, on_cards
 from ascend_jax.hccl.communicator import CommConfig, Communicator, Home, comm_world
 from ascend_jax.hccl.membership import check_cards
 from ascend_jax.hccl.results import HcclError, HcclResult
+from ascend_jax.runtime import callsite
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.coupling import Coupling
+from ascend_jax.runtime.edge import concrete
 from ascend_jax.runtime.handles import free_slot, vacate
 from ascend_jax.runtime.heap import gaps, insert, remove, row_at
 from ascend_jax.runtime.layout import (
@@ -27,7 +29,11 @@ from ascend_jax.runtime.layout import (
     Device,
     Event,
     EventKind,
+    Field,
     HeapWord,
+    Kind,
+    Phase,
+    Time,
 )
 from ascend_jax.runtime.memory import new_entry
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
@@ -107,14 +113,39 @@ def comm_destroy(cluster: Cluster, comm: Communicator) -> Cluster:
     """Return the cluster without a communicator; its cards get the memory back (``HcclCommDestroy``).
 
     Raises:
-      HcclError: NOT_FOUND: it is none of this cluster, or was destroyed before.
+      HcclError: NOT_FOUND: it is none of this cluster, or was destroyed before; PTR: no communicator; AGAIN: calls of
+        it are queued and have not been waited for (the library: "comm is in use"); names the rank.
     """
+    if not isinstance(comm, Communicator):
+        raise HcclError(HcclResult.PTR, f"comm = {comm!r}: must be a communicator")
     check_alive(cluster, comm)
     if comm.home is None:
         raise HcclError(HcclResult.NOT_FOUND, f"communicator {comm.name} was not created on this cluster")
-    numbers = np.full(cluster.size, comm.home.number, np.int32)
-    cluster = on_cards(cluster, _close, numbers)[0]
-    return dataclasses.replace(cluster, destroyed=cluster.destroyed | {comm.home.number})
+    numbers = [comm.home.number, *_pairs_of(cluster.cards, comm.home.number)]
+    _check_unused(cluster, comm, numbers)
+    cluster = on_cards(cluster, _close, np.broadcast_to(np.array(numbers, np.int32), (cluster.size, len(numbers))))[0]
+    return dataclasses.replace(cluster, destroyed=cluster.destroyed | set(numbers))
+
+
+def _pairs_of(cards: CardState, number: int) -> list[int]:
+    """Return the numbers of the pairs of ranks of a communicator that have linked up to send."""
+    comms = [dict(spec.attributes)["comm"] for spec in cards.kernels if spec.meets]
+    homes = [comm.home for comm in comms if isinstance(comm, Communicator) and comm.home is not None]
+    return sorted({home.number for home in homes if home.parent == number})
+
+
+def _check_unused(cluster: Cluster, comm: Communicator, numbers: Sequence[int]) -> None:
+    fields, times = concrete(cluster.cards.table.fields), concrete(cluster.cards.table.times)
+    if fields is None or times is None:
+        return  # traced: nobody can be told
+    phase = times[..., Time.PHASE]
+    is_call = np.isin(fields[..., Field.KIND], (Kind.RENDEZVOUS, Kind.COLLECTIVE))
+    is_used = is_call & np.isin(fields[..., Field.OBJECT], numbers) & (phase >= Phase.QUEUED) & (phase < Phase.DONE)
+    if is_used.any():
+        card, row = np.argwhere(is_used)[0]
+        site = callsite.text(int(fields[card, row, Field.SITE]))
+        what = f"communicator {comm.name} is in use on card {card}, by a call at {site}; synchronize its streams first"
+        raise HcclError(HcclResult.AGAIN, what, rank=comm.rank_of(int(card)))
 
 
 def check_alive(cluster: Cluster, comm: Communicator) -> None:
@@ -177,10 +208,16 @@ def _at_top(card: CardState, heap: Heap, granules: jax.Array) -> tuple[Heap, jax
     return insert(heap, jnp.maximum(row, 0), entry, code == Code.SUCCESS), first, code
 
 
-def _close(card: CardState, number: jax.Array) -> tuple:
+def _close(card: CardState, numbers: jax.Array) -> tuple:
+    for place in range(numbers.shape[0]):
+        card = _closed(card, numbers[place])
+    return card, numbers
+
+
+def _closed(card: CardState, number: jax.Array) -> CardState:
     is_there, row = find_comm(card, number)
     is_found, block = row_at(card.hbm, get_row(card.events, row)[Entry.BUFFER])
     heap = remove(card.hbm, jnp.where(is_found, block, 0), is_there & is_found)
     is_gone = (jnp.arange(card.events.shape[0]) == row) & is_there
     events = vacate(card.events, is_gone, UNUSED_EVENT, Event)
-    return dataclasses.replace(card, hbm=heap, events=events), is_there
+    return dataclasses.replace(card, hbm=heap, events=events)

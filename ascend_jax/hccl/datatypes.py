@@ -4,6 +4,7 @@ import enum
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from ascend_jax.hccl.results import HcclError, HcclResult
 
@@ -101,18 +102,23 @@ def data_type(dtype: Any) -> DataType:
     """Return HCCL's type of a NumPy or JAX dtype, or of HCCL's own number.
 
     Raises:
-      HcclError: NOT_SUPPORT: HCCL has no such type.
+      HcclError: NOT_SUPPORT: HCCL has no such type; PARA: it is none at all.
 
     >>> data_type("float16")
     <DataType.FP16: 3>
     """
-    if isinstance(dtype, int):
+    if dtype is None or isinstance(dtype, bool):
+        raise HcclError(HcclResult.PARA, f"dtype = {dtype}: must be a data type, or a number of HcclDataType")
+    if isinstance(dtype, int | np.integer):
         if dtype not in set(DataType):
             raise HcclError(
                 HcclResult.NOT_SUPPORT, f"dtype = {dtype}: HcclDataType has {[int(one) for one in DataType]}"
             )
-        return DataType(dtype)
-    name = jnp.dtype(dtype).name
+        return DataType(int(dtype))
+    try:
+        name = jnp.dtype(dtype).name
+    except TypeError as error:
+        raise HcclError(HcclResult.NOT_SUPPORT, f"dtype = {dtype!r}: HCCL moves {', '.join(_NAMES)}") from error
     if name not in _NAMES:
         raise HcclError(HcclResult.NOT_SUPPORT, f"dtype = {name}: HCCL moves {', '.join(_NAMES)}")
     return _NAMES[name]
@@ -124,7 +130,7 @@ def check_reduction(dtype: DataType, op: object) -> None:
     Raises:
       HcclError: NOT_SUPPORT for the type, or for PROD of int16 and bfloat16; PARA for an unknown operation.
     """
-    if isinstance(op, bool) or not isinstance(op, int) or op not in set(ReduceOp):
+    if isinstance(op, bool) or not isinstance(op, int | np.integer) or op not in set(ReduceOp):
         raise HcclError(HcclResult.PARA, f"op = {op!r}: HcclReduceOp has SUM 0, PROD 1, MAX 2, MIN 3")
     if dtype not in REDUCIBLE:
         names = ", ".join(one.name for one in REDUCIBLE)

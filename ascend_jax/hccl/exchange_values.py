@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from ascend_jax.hccl import collectives
 from ascend_jax.hccl.communicator import Communicator
@@ -31,6 +32,15 @@ def _reduce(send: Bytes, old: Bytes, comm: Communicator, dtype: int, op: int, or
 def _reduce_scatter(send: Bytes, old: Bytes, comm: Communicator, dtype: int, op: int, order: str) -> Bytes:
     pieces = _all_reduce(send, old, comm, dtype, op, order).reshape(comm.size, -1)
     return pieces[jnp.maximum(my_rank(comm), 0)]
+
+
+def _reduce_scatter_v(
+    send: Bytes, old: Bytes, comm: Communicator, dtype: int, op: int, order: str, counts: Any, displs: Any
+) -> Bytes:
+    size = item_bytes(DataType(dtype))
+    total = jnp.pad(_all_reduce(send, old, comm, dtype, op, order), (0, old.shape[0]))
+    start = jnp.array([size * start * (count > 0) for start, count in zip(displs, counts, strict=True)])
+    return lax.dynamic_slice(total, (start[jnp.maximum(my_rank(comm), 0)],), old.shape)
 
 
 def _all_gather(send: Bytes, old: Bytes, comm: Communicator) -> Bytes:
@@ -83,7 +93,9 @@ for _name, _function in (
     (operator(Collective.ALL_REDUCE), _all_reduce),
     (operator(Collective.REDUCE), _reduce),
     (operator(Collective.REDUCE_SCATTER), _reduce_scatter),
+    (operator(Collective.REDUCE_SCATTER, with_counts=True), _reduce_scatter_v),
     (operator(Collective.ALL_GATHER), _all_gather),
+    (operator(Collective.ALL_GATHER, with_counts=True), _all_to_all_v),
     (operator(Collective.BROADCAST), _broadcast),
     (operator(Collective.SCATTER), _scatter),
     (operator(Collective.ALL_TO_ALL), _all_to_all),

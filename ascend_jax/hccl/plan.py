@@ -22,6 +22,8 @@ from ascend_jax.runtime.coupling import Coupling
 from ascend_jax.runtime.layout import NONE, OPERANDS, Field, Operand, Reach
 from ascend_jax.runtime.program import Program, nothing, numbered
 
+BLOCK = 16  # plans are filled up to whole blocks of commands, so that those of about one length share a program
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
@@ -79,7 +81,7 @@ def make_plan(chip: ChipSpec, steps: Sequence[Step] | Sequence[Sequence[Step]], 
         if isinstance(topology, Cluster):
             check_alive(topology, comm)
     layouts = [lay_out(chip, one) for one in lists]
-    rows = max(len(layout.table) for layout in layouts)
+    rows = -(-max(len(layout.table) for layout in layouts) // BLOCK) * BLOCK
     tables = np.stack([_padded(layout.table, rows) for layout in layouts])
     tables = np.repeat(tables, where.cards, axis=0) if is_one else tables
     channels, places = _channels(lists, where.cards)

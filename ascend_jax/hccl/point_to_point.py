@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ascend_jax.hccl.cluster import lone_card
 from ascend_jax.hccl.communicator import Communicator
 from ascend_jax.hccl.cost.phases import Collective
@@ -112,7 +114,7 @@ def HcclBatchSendRecv(
     for send, recv in zip(sends, recvs, strict=True):
         pairs = _matched(send, recv, comm)
         kind = check_call(Collective.SEND_RECV, comm, send.count, send.dtype)
-        request = _request(comm, tuple(pairs), int(send.count) * item_bytes(kind))
+        request = _request(comm, tuple(pairs), int(send.count), item_bytes(kind))
         said = ("count", int(send.count)), ("dtype", kind.name), ("pairs", tuple(pairs))
         request = dataclasses.replace(request, signature=(("operation", "batch_send_recv"), *said), pairs=tuple(pairs))
         buffers = Buffer(send.buf, send.offset), Buffer(recv.buf, recv.offset)
@@ -140,7 +142,7 @@ def _matched(send: SendRecvItem, recv: SendRecvItem, comm: Communicator) -> list
 
 def _by_rank(ranks: Ranks, comm: Communicator, name: str) -> list[Pair]:
     """Return (rank that calls, the other one) of all that call."""
-    if isinstance(ranks, int):
+    if isinstance(ranks, int | np.integer):
         card = lone_card()
         if card is None:
             raise HcclError(
@@ -148,6 +150,9 @@ def _by_rank(ranks: Ranks, comm: Communicator, name: str) -> list[Pair]:
             )
         calls = [(comm.rank_of(card), ranks)]
     else:
+        if not isinstance(ranks, Sequence | np.ndarray):
+            what = f"{name} = {ranks}: must be a rank, or a sequence with one for each rank"
+            raise HcclError(HcclResult.PARA, what)
         if len(ranks) != comm.size:
             raise HcclError(HcclResult.PARA, f"{name} has {len(ranks)} entries: must be one for each of {comm.size}")
         calls = [(rank, other) for rank, other in enumerate(ranks) if other != -1]
@@ -171,7 +176,7 @@ def _queue(
 ) -> CardState:
     kind = check_call(Collective.SEND_RECV, comm, count, dtype)
     card, joint = _joined(card, comm, pair)
-    request = _request(joint, ((0, 1),), int(count) * item_bytes(kind))
+    request = _request(joint, ((0, 1),), int(count), item_bytes(kind))
     said = ("operation", "send_recv"), ("count", int(count)), ("dtype", kind.name)
     callers = frozenset(group[caller] for group in comm.groups)
     request = dataclasses.replace(request, signature=said, callers=callers)
@@ -191,15 +196,15 @@ def _joined(card: CardState, comm: Communicator, pair: Pair) -> tuple[CardState,
             and known.home.parent == home.number
         ):
             return card, known
-    own = dataclasses.replace(home, number=len(coupling.firsts), parent=home.number)
+    own = dataclasses.replace(home, number=len(coupling.firsts), parent=home.number, pair=pair)
     card = dataclasses.replace(card, coupling=coupling.with_communicator(groups))
     return card, Communicator(comm.cards, groups, comm.config, own)
 
 
-def _request(comm: Communicator, pairs: tuple[Pair, ...], nbytes: int) -> Request:
-    sends, recvs = [0] * comm.cards, [0] * comm.cards
+def _request(comm: Communicator, pairs: tuple[Pair, ...], count: int, item: int) -> Request:
+    sends, recvs, nbytes = [0] * comm.cards, [0] * comm.cards, count * item
     for group in comm.groups:
         for source, target in pairs:
             sends[group[source]] = recvs[group[target]] = nbytes
     options = (("pairs", pairs),)
-    return Request(Collective.SEND_RECV, comm, (), options, tuple(sends), tuple(recvs), nbytes)
+    return Request(Collective.SEND_RECV, comm, (), options, tuple(sends), tuple(recvs), nbytes, item_bytes=item)

@@ -38,7 +38,7 @@ from ascend_jax.runtime.launch import load_kernel
 from ascend_jax.runtime.layout import LIMB, NONE, NULL, SHARES, Capture, Clock, Field, Kind, Stream
 from ascend_jax.runtime.memory import is_live
 from ascend_jax.runtime.program import LONGEST_BLOCK_NS
-from ascend_jax.runtime.ranges import Range, byte_range, is_empty
+from ascend_jax.runtime.ranges import Range, byte_range, is_empty, split_bytes
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
@@ -60,6 +60,7 @@ class Request:
     recv_bytes: tuple[int, ...]  # [C]
     moved_bytes: int  # of the larger buffer of one rank
     with_counts: bool = False
+    item_bytes: int = 1  # of an element, to which buffers must be aligned
     pairs: tuple[tuple[int, int], ...] = ()  # of a batch of sends: ranks
     callers: frozenset[int] | None = None  # cards that call; None: all that have a rank
 
@@ -86,27 +87,48 @@ def queue(
         card = make_room(card, site, stream)
     card, kernel = load_kernel(card, _spec(request))
     table = jnp.asarray(_columns(request))[number]
-    lengths = jnp.array([request.send_bytes, request.recv_bytes], jnp.int32)[:, number]
-    places = [byte_range(one.pointer, one.offset, length) for one, length in zip((send, recv), lengths, strict=True)]
+    places = [
+        _place(one, jnp.asarray(_lengths(nbytes))[number])
+        for one, nbytes in ((send, request.send_bytes), (recv, request.recv_bytes))
+    ]
     text = repr((comm.groups, request.signature)).encode()
     call = jnp.stack(
-        [jnp.asarray(n, jnp.int32) for n in (home.number, zlib.crc32(text) & 0x7FFFFFFF, kernel, int(in_place))]
+        [
+            jnp.asarray(n, jnp.int32)
+            for n in (home.number, zlib.crc32(text) & 0x7FFFFFFF, kernel, int(in_place), request.item_bytes)
+        ]
     )
     parent = home.number if home.parent is None else home.parent
     return _queue(card, places[0], places[1], call, table, parent, stream, site, joins=home.parent is not None)
+
+
+def _lengths(nbytes: tuple[int, ...]) -> np.ndarray:
+    """Return the byte counts of all cards as int32 [C, 2]: whole granules and the rest."""
+    return np.array([split_bytes(one) for one in nbytes], np.int32)
+
+
+def _place(buffer: Buffer, length: jax.Array) -> Range:
+    place = byte_range(buffer.pointer, buffer.offset, 0)
+    is_nowhere = isinstance(place.whole, int) and place.whole == NONE
+    return place if is_nowhere else place._replace(whole=length[0], rest=length[1])
 
 
 def require_home(card: CardState, comm: Communicator) -> tuple[Home, Coupling]:
     """Return where a communicator was created, or refuse it.
 
     Raises:
-      HcclError: NOT_FOUND: on no cluster, or it was destroyed; PARA: for another number of cards.
+      HcclError: NOT_FOUND: on no cluster or another one, or it was destroyed; PARA: for another number of cards.
     """
+    if not isinstance(comm, Communicator):
+        raise HcclError(HcclResult.PTR, f"comm = {comm!r}: must be a communicator")
     if comm.home is None or card.coupling is None:
         raise HcclError(
             HcclResult.NOT_FOUND, f"communicator {comm.name} was created on no cluster: cluster, comm = comm_init(...)"
         )
     check_cards(comm, card.coupling.cards)
+    first = card.coupling.firsts[comm.home.number] if comm.home.number < len(card.coupling.firsts) else 0
+    if card.coupling.channels[first : first + len(comm.groups)] != comm.groups:
+        raise HcclError(HcclResult.NOT_FOUND, f"communicator {comm.name} was created on another cluster")
     return comm.home, card.coupling
 
 
@@ -179,7 +201,7 @@ def _queue_now(
     joins: bool,
 ) -> CardState:
     send, recv = translate(card, send), translate(card, recv)
-    number, _, _, in_place = call
+    number, _, _, in_place, item = call
     is_member = column[Column.IS_MEMBER] == 1
     has_parent, _ = find_comm(card, parent)
     entered = jnp.int32(Code.SUCCESS)
@@ -197,6 +219,7 @@ def _queue_now(
         (found != Code.SUCCESS, int(HcclResult.RUNTIME)),
         (entry[Stream.CAPTURE] != Capture.NONE, int(HcclResult.NOT_SUPPORT)),
         (is_same & (in_place == 0), int(HcclResult.PARA)),
+        (_is_odd(send, item) | _is_odd(recv, item), int(HcclResult.PARA)),
     )
     code = first_failing(code, _check_buffer(card, send), _check_buffer(card, recv))
     code = first_failing(code, first_code((refusal(card, slot) != Code.SUCCESS, int(HcclResult.RUNTIME))))
@@ -217,7 +240,7 @@ def _commands(
     card: CardState, call: jax.Array, column: jax.Array, calls: jax.Array, slot: Number, site: Number
 ) -> dict[Any, jax.Array]:
     """Return the columns of the three commands, [3] each: what they are and when they meet."""
-    number, signature, kernel, _ = call
+    number, signature, kernel, *_ = call
     first, middle = card.clock[Clock.ENQUEUED], np.array([0, 1, 0])
     is_first = calls == 0
     limit = [jnp.where(is_first, column[Column.FIRST_HI + limb], column[Column.NEXT_HI + limb]) for limb in (0, 1)]
@@ -241,6 +264,11 @@ def _commands(
         Field.TIMEOUT_HI: limit[0] * (1 - middle),
         Field.TIMEOUT_LO: limit[1] * (1 - middle),
     }
+
+
+def _is_odd(place: Range, item: jax.Array) -> jax.Array:
+    """Return whether a buffer does not begin at a multiple of an element; granules do for every type."""
+    return ~is_empty(place) & (place.offset > 0) & (place.offset % item != 0)
 
 
 def _check_buffer(card: CardState, place: Range) -> jax.Array:

@@ -2,6 +2,8 @@
 
 import enum
 
+from ascend_jax.runtime.codes import Explanation, register_explanations
+
 
 class HcclResult(enum.IntEnum):
     """What an HCCL call returns (``HcclResult`` of CANN; 23, 24 and 1041 are of newer headers only)."""
@@ -62,6 +64,30 @@ _MEANINGS = {
     HcclResult.OOM: "device memory is exhausted",
     HcclResult.IN_STATUS: "the communicator is in the wrong state",
 }
+
+
+_REMEDIES = {
+    HcclResult.PARA: "check counts, types, roots and displacements; send and receive buffers of AlltoAll must differ, "
+    "offsets be multiples of an element",
+    HcclResult.PTR: "pass a device pointer that malloc returned",
+    HcclResult.MEMORY: "pass memory of this device that is allocated and as long as the call needs",
+    HcclResult.NOT_SUPPORT: "use a data type and reduction of the chip, and a stream that is not being captured",
+    HcclResult.NOT_FOUND: "create the communicator on this cluster first, and do not use it after comm_destroy",
+    HcclResult.UNAVAIL: "give the cluster a larger max_notifies: each pair of ranks that sends takes one",
+    HcclResult.TIMEOUT: "let every rank make the same calls in the same order; hccl.explain_cluster names the missing",
+    HcclResult.RUNTIME: "use a live stream that has not failed; the first failure of the card says why it did",
+    HcclResult.AGAIN: "synchronize the streams with calls of the communicator, then try again",
+}
+
+register_explanations(
+    {
+        int(code): Explanation(
+            f"HCCL_E_{code.name}", meaning, _REMEDIES.get(code, "look for the first failure on the other ranks")
+        )
+        for code, meaning in _MEANINGS.items()
+        if code != HcclResult.SUCCESS
+    }
+)
 
 
 class HcclError(ValueError):

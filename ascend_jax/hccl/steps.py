@@ -87,8 +87,6 @@ class Call:
     def __post_init__(self) -> None:
         if not isinstance(self.collective, Collective):
             raise HcclError(HcclResult.PARA, f"collective = {self.collective!r}: must be one of hccl.Collective")
-        if not isinstance(self.comm, Communicator):
-            raise HcclError(HcclResult.PTR, f"comm = {self.comm!r}: must be a communicator")
         check_call(self.collective, self.comm, self.count, self.dtype, self.op, self.root)
         _check_order(f"call of {self.title}", self.stream, self.after)
         if self.algorithm is not None and self.algorithm not in ALGORITHMS:
@@ -124,8 +122,11 @@ def check_call(
     """Return HCCL's data type of a call, or refuse what no rank may ask for.
 
     Raises:
-      HcclError: PARA: a count that is no integer of at least 0, no such root or operation; NOT_SUPPORT: the data type.
+      HcclError: PARA: a count that is no integer of at least 0, no such root or operation; NOT_SUPPORT: the data
+        type; PTR: no communicator.
     """
+    if not isinstance(comm, Communicator):
+        raise HcclError(HcclResult.PTR, f"comm = {comm!r}: must be a communicator")
     kind = data_type(dtype)
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 0:
         raise HcclError(HcclResult.PARA, f"count = {count!r}: must be an integer of at least 0")

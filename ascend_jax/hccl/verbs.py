@@ -15,6 +15,9 @@ What is static is refused at once, by an exception that carries the same code.
 import dataclasses
 from typing import Any
 
+import numpy as np
+
+from ascend_jax.hccl.algorithm import collective_time
 from ascend_jax.hccl.communicator import Communicator
 from ascend_jax.hccl.cost.phases import Collective
 from ascend_jax.hccl.datatypes import ReduceOp, data_type, item_bytes
@@ -50,7 +53,8 @@ def request_of(
     options: dict[str, object] = {}
     if collective in REDUCTIONS:
         said["op"] = ReduceOp(op).name
-        options = {"dtype": int(kind), "op": int(op), "order": "rank"}
+        largest = int(count) * item_bytes(kind) * max(sends, recvs)
+        options = {"dtype": int(kind), "op": int(op), "order": reduction_order(collective, comm, largest)}
     if collective in ROOTED:
         said["root"] = options["root"] = int(root)
     roots = [group[int(root)] for group in comm.groups]
@@ -65,12 +69,25 @@ def request_of(
         tuple(nbytes * sends * has for has in has_send),
         tuple(nbytes * recvs * has for has in has_recv),
         nbytes * max(sends, recvs),
+        item_bytes=item_bytes(kind),
     )
+
+
+_ORDERS = {"ring": "ring", "halving-doubling": "halving", "nhr": "halving"}  # of others: by rank
+
+
+def reduction_order(collective: Collective, comm: Communicator, nbytes: int) -> str:
+    """Return the order of additions: by rank if the communicator is ``deterministic``, else that of the algorithm."""
+    if comm.config.deterministic or comm.home is None:
+        return "rank"
+    home = comm.home
+    known = collective_time(home.chips[0], home.topology, collective, nbytes, comm.groups[0])
+    return _ORDERS.get(known.algorithm, "rank")
 
 
 def _buffer(pointer: Number, offset: Number, dtype: Any) -> Buffer:
     size = item_bytes(data_type(dtype))
-    if isinstance(offset, int) and offset % size:
+    if isinstance(offset, int | np.integer) and offset % size:
         raise HcclError(HcclResult.PARA, f"offset = {offset}: must be a multiple of the {size} bytes of an element")
     return Buffer(pointer, offset)
 
@@ -96,7 +113,7 @@ def HcclAllReduce(
 
     >>> import jax, ascend_jax as aj
     >>> from ascend_jax import hccl
-    >>> cluster = aj.cluster(aj.chip("Ascend910B2"), 2, hbm_backing_bytes=1 << 16, max_streams=2, max_commands=16)
+    >>> cluster = aj.cluster(aj.chip("Ascend910B2"), 2, hbm_backing_bytes=1 << 16, max_streams=1, max_commands=16)
     >>> cluster, comm = hccl.comm_init_all(cluster)
     >>> def program(card):
     ...     card, buf = aj.malloc(card, 64)

@@ -6,6 +6,7 @@ Numbers and names are those of the CANN headers (``acl/acl_base.h``, ``acl/error
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 
 
 class Code(enum.IntEnum):
@@ -371,6 +372,17 @@ EXPLANATIONS: dict[int, Explanation] = {
         "longer used",
     ),
 }
+
+
+def register_explanations(explanations: Mapping[int, Explanation]) -> None:
+    """Let another library's codes be explained like those of the runtime.
+
+    Raises:
+      ValueError: A code has another explanation already.
+    """
+    for code, explanation in explanations.items():
+        if EXPLANATIONS.setdefault(code, explanation) != explanation:
+            raise ValueError(f"code = {code}: is {EXPLANATIONS[code].name} already")
 
 
 class AscendError(Exception):

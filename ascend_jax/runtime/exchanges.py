@@ -129,7 +129,10 @@ def _exchanged(
     memories: Any,
 ) -> jax.Array:
     """Return the shadow bytes with what one collective gives this card; ``kernel`` is the same on all cards."""
-    size = max(spec.output_bytes for spec in specs) + CHUNK_BYTES
+    # what is longer than a card was refused when it was queued
+    held = memories.memory.shape[0]
+    specs = [one for one in specs if max(each.nbytes for each in (*one.inputs, *one.outputs)) <= held]
+    size = max((spec.output_bytes for spec in specs), default=0) + CHUNK_BYTES
     index = get_row(due.first_byte, row)
     scalars = jnp.zeros(0, jnp.float32)
 
@@ -137,12 +140,10 @@ def _exchanged(
         return jnp.full(size, memory[0] & 0)
 
     def run(spec: KernelSpec) -> Callable[[jax.Array], jax.Array]:
-        if max(one.nbytes for one in (*spec.inputs, *spec.outputs)) > memories.memory.shape[0]:
-            return idle  # was refused when it was queued
         return lambda memory: jnp.pad(spec.run(memory, index, scalars), (0, size - spec.output_bytes))
 
-    numbers = jnp.array([kernels.index(spec) for spec in specs])
-    branch = jnp.where(kernel == NONE, 0, 1 + jnp.argmax(numbers == kernel))
+    is_it = kernel == jnp.array([NONE, *(kernels.index(spec) for spec in specs)])
+    branch = jnp.argmax(is_it)  # idle for one that is not there
     result = lax.switch(branch, [idle, *(run(spec) for spec in specs)], memories.memory)
     nbytes = jnp.where(takes, get_row(due.nbytes, row)[RECEIVED], 0)
     return hbm.move(memories.shadow, index[RECEIVED], nbytes, hbm.read_chunk, (result, jnp.int32(0)))

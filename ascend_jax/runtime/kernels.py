@@ -76,7 +76,8 @@ class KernelSpec:
         Returns:
           uint8 [output_bytes].
         """
-        arrays = [load(memory, first_byte[i], arg) for i, arg in enumerate(self.inputs)]
+        read = load_part if self.meets else load
+        arrays = [read(memory, first_byte[i], arg) for i, arg in enumerate(self.inputs)]
         varying = {name: scalars[i] for i, name in enumerate(self.scalars)}
         results = _values[self.operator](*arrays, **dict(self.attributes), **varying)
         for result, arg in zip(results, self.outputs, strict=True):
@@ -204,6 +205,13 @@ def load(memory: jax.Array, first_byte: jax.Array, arg: Argument) -> jax.Array:
     """Return the array that lies in ``memory`` (uint8) from ``first_byte`` on."""
     raw = lax.dynamic_slice(memory, (first_byte,), (arg.nbytes,))
     return from_bytes(raw, arg)
+
+
+def load_part(memory: jax.Array, first_byte: jax.Array, arg: Argument) -> jax.Array:
+    """As :func:`load` for an operand of which this card may have a part only, so that the rest may lie past the end."""
+    start = jnp.clip(first_byte, 0, memory.shape[0] - arg.nbytes)
+    raw = lax.dynamic_slice(memory, (start,), (arg.nbytes,))
+    return from_bytes(jnp.roll(raw, start - first_byte), arg)
 
 
 def from_bytes(raw: jax.Array, arg: Argument) -> jax.Array:

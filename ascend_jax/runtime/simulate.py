@@ -1,6 +1,7 @@
 """The exact engine over a ``Program``: when does every command of it start and end on a chip that runs nothing else?"""
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.coupling import Coupling
-from ascend_jax.runtime.edge import QUICK_TO_RUN, compiled, concrete
+from ascend_jax.runtime.edge import QUICK_TO_COMPILE, QUICK_TO_RUN, compiled, concrete
 from ascend_jax.runtime.engine import capacity_of, run, run_stacked
 from ascend_jax.runtime.faults import result_codes
 from ascend_jax.runtime.heads import WORK, Head, Orders, blocks_of, work_of
@@ -60,7 +61,9 @@ def simulate(
     _check_cells(program, cells)
     if coupling is not None:
         _check_coupling(program, coupling)
-    return _compiled(program, chip, block, cells=cells, stops=stops, coupling=coupling)
+    is_short = coupling is not None and math.prod(program.fields.shape[:-1]) < SHORT
+    run_all = _compiled_quickly if is_short else _compiled
+    return run_all(program, chip, block, cells=cells, stops=stops, coupling=coupling)
 
 
 def _simulate(
@@ -132,7 +135,10 @@ def _with_trash(program: Program) -> jax.Array:
     return jnp.concatenate([program.fields, jnp.asarray(nothing(1, program.rows))])
 
 
-_compiled = compiled(_simulate, QUICK_TO_RUN, static_argnames=("cells", "stops", "coupling"))
+_STATIC = ("cells", "stops", "coupling")
+_compiled = compiled(_simulate, QUICK_TO_RUN, static_argnames=_STATIC)
+_compiled_quickly = compiled(_simulate, QUICK_TO_COMPILE, static_argnames=_STATIC)
+SHORT = 4096  # commands of all cards that run in less time than the compiler takes to make them run faster
 
 
 def _schedule(program: Program, end: Carry) -> Schedule:

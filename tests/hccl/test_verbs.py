@@ -1,20 +1,25 @@
 """Collectives queued on streams of cards: values and times against a twin, mistakes of ranks, communicators' memory."""
 
+import dataclasses
 import os
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ascend_jax as aj
 from ascend_jax import hccl
 from ascend_jax.hccl import CommConfig, HcclError, HcclResult
+from ascend_jax.hccl.communicator import Home
+from ascend_jax.hccl.verbs import reduction_order
+from ascend_jax.runtime.kernels import Argument, load_part
+from ascend_jax.runtime.layout import Field
 from tests.hccl import verb_cases
 
 CHIP, SUM = aj.chip("Ascend910B2"), hccl.ReduceOp.SUM
-S = 1_000_000_000
-SMALL = {"hbm_backing_bytes": 1 << 14, "max_streams": 2, "max_events": 1, "max_commands": 16, "max_blocks": 4}
+SMALL = {"hbm_backing_bytes": 0, "max_streams": 2, "max_events": 1, "max_commands": 16, "max_blocks": 4}
 BUF = verb_cases.buffer(0)
 
 
@@ -30,13 +35,6 @@ def reduce(comm, count=4, dtype="float32", op=SUM, stream=0):
     return lambda card: (hccl.HcclAllReduce(card, BUF, BUF, count, dtype, op, comm, stream), None)
 
 
-def host_ns(cluster):
-    from ascend_jax.runtime.clock import to_ns
-
-    clock = np.asarray(cluster.cards.clock)
-    return to_ns(clock[:, 0], clock[:, 1])
-
-
 def codes(cluster):
     return np.asarray(aj.last_code(cluster.cards)).tolist()
 
@@ -45,44 +43,13 @@ def test_random_delays_equal_the_twin():
     verb_cases.check("vmap", range(5))
 
 
-@pytest.mark.parametrize("carrier", ["shard_map", "pmap"])
-def test_other_carriers_equal_the_twin(carrier):
-    command = [sys.executable, "-m", "tests.hccl.verb_cases", carrier]
+def test_other_carriers_equal_the_twin():
+    command = [sys.executable, "-m", "tests.hccl.verb_cases", "shard_map", "pmap"]
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(verb_cases.__file__))))
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=os.environ | {"PYTHONPATH": root})
+    fast = "--xla_cpu_use_fusion_emitters=false"  # to compile; pmap takes no options
+    environment = os.environ | {"PYTHONPATH": root, "XLA_FLAGS": fast}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=environment)
     assert done.stdout.strip() == "equal", done.stderr[-2000:]
-
-
-def test_a_rank_that_does_not_call_and_one_that_disagrees(three):
-    cluster, comm = three
-    begun = host_ns(cluster).max()
-    # a first call links up: 140 s; rank 1 never calls
-    for card in (0, 2):
-        cluster, _ = hccl.on_card(cluster, card, reduce(comm))
-    assert codes(cluster) == [0, 0, 0]  # the calls themselves succeed
-    late = hccl.synchronize_stream(cluster, 0)
-    assert codes(late) == [aj.Code.RT_WAIT_TIMEOUT, 0, aj.Code.RT_WAIT_TIMEOUT]
-    assert (host_ns(late)[[0, 2]] >= begun + 140 * S).all()
-    assert host_ns(late)[1] < begun + S  # the rank that has nothing to wait for goes on
-    (line,) = hccl.explain_cluster(late)
-    assert "HCCL_E_TIMEOUT (9) [EI0006]: call 0 of hccl_world_group, all_reduce at hccl/test_verbs.py:" in line
-    assert "rank(s) [1] do not call; rank(s) [0, 2] wait for them" in line
-    # nothing more is taken by a stream that has failed
-    late, _ = hccl.on_card(late, 0, reduce(comm))
-    assert codes(late)[0] == HcclResult.RUNTIME
-    # rank 1 says something else: all end at once
-    wrong, _ = hccl.on_card(cluster, 1, reduce(comm, count=3))
-    wrong = hccl.synchronize_stream(wrong, 0)
-    assert codes(wrong) == [aj.Code.RT_INTERNAL_ERROR] * 3
-    assert (host_ns(wrong) < begun + S).all()
-    assert hccl.explain_cluster(wrong) == [
-        "HCCL_E_PARA (1) [EI0005]: call 0 of hccl_world_group: rank 1 has count = 3, rank 0 has 4"
-    ]
-    # and if it calls alike, nothing is wrong
-    right, _ = hccl.on_card(cluster, 1, reduce(comm))
-    right = hccl.synchronize_stream(right, 0)
-    assert codes(right) == [0, 0, 0]
-    assert hccl.explain_cluster(right) == []
 
 
 def test_a_card_alone_cannot_wait(three):
@@ -102,6 +69,11 @@ def test_buffers_and_streams_that_cannot_be(three):
         (lambda card: hccl.HcclAllReduce(card, BUF, -5, 4, "float32", SUM, comm, 0), HcclResult.MEMORY),
         (lambda card: hccl.HcclAllReduce(card, BUF, BUF, 4, "float32", SUM, comm, 77), HcclResult.RUNTIME),
         (lambda card: hccl.HcclAlltoAll(card, BUF, 4, "int8", BUF, 4, "int8", comm, 0), HcclResult.PARA),
+        (lambda card: hccl.HcclAllReduce(card, BUF, BUF, 1 << 30, "float32", SUM, comm, 0), HcclResult.MEMORY),
+        (lambda card: hccl.HcclAllReduce(card, 0, 0, 0, "float32", SUM, comm, 0), HcclResult.SUCCESS),
+        (lambda card: hccl.HcclAllReduce(card, BUF, BUF, 256, "float32", SUM, comm, 0), HcclResult.SUCCESS),
+        (lambda card: hccl.HcclSend(card, BUF, 1, "float32", np.int64(1), comm, 0, offset=2), HcclResult.PARA),
+        (lambda card: hccl.HcclBroadcast(card, BUF, 1, "float16", 0, comm, 0, offset=jnp.int32(3)), HcclResult.PARA),
         (lambda card: hccl.HcclReduce(card, BUF, 0, 4, "int8", SUM, 1, comm, 0), HcclResult.SUCCESS),
         (lambda card: hccl.HcclScatter(card, 0, BUF, 4, "int8", 1, comm, 0), HcclResult.SUCCESS),
     ):
@@ -118,9 +90,74 @@ def test_buffers_and_streams_that_cannot_be(three):
         (lambda card: hccl.HcclAllReduce(card, BUF, BUF, 4, "int8", SUM, hccl.comm_world(3), 0), "on no cluster"),
         (lambda card: hccl.HcclAlltoAll(card, BUF, 4, "int8", BUF, 5, "int8", comm, 0), "must be equal"),
         (lambda card: hccl.HcclAllReduce(card, BUF, BUF, 1, "int32", SUM, comm, 0, send_offset=2), "offset = 2"),
+        (lambda card: hccl.HcclAllReduce(card, BUF, BUF, 1, None, SUM, comm, 0), "PARA .*dtype = None"),
+        (lambda card: hccl.HcclAllReduce(card, BUF, BUF, 1, "float31", SUM, comm, 0), "NOT_SUPPORT .*'float31'"),
+        (lambda card: hccl.HcclSend(card, BUF, 4, "int8", 1.0, comm, 0), "dest_rank = 1.0: must be a rank"),
+        (
+            lambda card: hccl.HcclAlltoAllV(
+                card, BUF, [[1] * 3] * 3, [[0, -2, 1]] * 3, "int8", 0, None, "int8", comm, 0
+            ),
+            "PARA .*rank 0: send_displs = -2 for rank 1",
+        ),
+        (lambda card: hccl.HcclAllGatherV(card, BUF, 3, BUF, [2, 0, 5], None, "int8", comm, 0), "send_count = 3: .* 2"),
+        (lambda card: hccl.HcclAllGatherV(card, BUF, 2, BUF, [2, 0], None, "int8", comm, 0), "recv_counts = "),
+        (
+            lambda card: hccl.HcclReduceScatterV(card, BUF, [2, -1, 5], None, BUF, 2, "int8", SUM, comm, 0),
+            "rank 1: .*-1",
+        ),
+        (lambda card: hccl.HcclReduceScatterV(card, BUF, [2] * 3, None, BUF, 2, "uint8", SUM, comm, 0), "NOT_SUPPORT"),
     ):
         with pytest.raises(HcclError, match=words):
             hccl.on_card(cluster, 0, lambda card, call=call: (call(card), None))
+
+
+def test_sums_are_added_as_the_algorithm_does():
+    def order(chip, topology, **config):
+        comm = hccl.comm_world(4, CommConfig(**config))
+        sheet = chip.name, chip.family, chip.calibration, np.asarray(chip.values, np.float32).tobytes()
+        comm = dataclasses.replace(comm, home=Home(0, topology, (sheet,)))
+        return reduction_order(hccl.Collective.ALL_REDUCE, comm, 1 << 20)
+
+    first = aj.chip("Ascend910A")
+    assert order(CHIP, hccl.Topology(4, 4)) == "rank"  # a mesh
+    assert order(CHIP, hccl.Topology(4, 1)) == order(first, hccl.Topology(4, 4)) == "halving"
+    assert order(first, hccl.Topology(4, 4), deterministic=True) == "rank"
+
+
+def test_what_lies_past_the_end_does_not_shift_what_a_rank_has():
+    memory = np.arange(20, dtype=np.uint8)
+    for first, length in ((0, 8), (12, 8), (15, 5), (19, 1)):
+        held = load_part(jnp.asarray(memory), jnp.int32(first), Argument((8,), np.dtype(np.uint8)))
+        assert held[:length].tolist() == memory[first : first + length].tolist()
+
+
+def test_a_captured_stream_refuses_and_records_nothing(three):
+    cluster, comm = three
+
+    def program(card):
+        card, stream = aj.create_stream(card)
+        card = aj.capture_begin(card, stream)
+        card, _ = reduce(comm, stream=stream)(card)
+        code = aj.last_code(card)
+        card, recorded = aj.capture_end(card, stream)
+        return card, (code, recorded.fields[..., Field.KIND])
+
+    _, (code, kinds) = hccl.on_card(cluster, 0, program)
+    assert int(code) == HcclResult.NOT_SUPPORT
+    assert not np.asarray(kinds).any()
+
+
+def test_a_communicator_of_another_cluster(three):
+    cluster, comm = three
+    other = aj.cluster(CHIP, 3, **SMALL)
+    other, _ = hccl.comm_init(other, hccl.comm_world(3).sub([0, 1]))
+    with pytest.raises(HcclError, match="was created on another cluster") as caught:
+        hccl.on_card(other, 0, reduce(comm))
+    assert caught.value.code == HcclResult.NOT_FOUND
+    for use in (lambda: hccl.on_card(cluster, 0, reduce(None)), lambda: hccl.comm_destroy(cluster, None)):
+        with pytest.raises(HcclError, match="comm = None: must be a communicator") as caught:
+            use()
+        assert caught.value.code == HcclResult.PTR
 
 
 def test_a_batch_must_fit_itself(three):
