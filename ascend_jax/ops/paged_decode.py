@@ -7,6 +7,7 @@ share one product, the queries of each with zeros in the columns of the others: 
 much as reading the keys, however many of its factors are 0. Not differentiable: inference only.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -49,14 +50,16 @@ def paged_decode(
     """
     joined = _joined(q.shape[1] // kv_heads, kv_heads) if k_pool.ndim == v_pool.ndim == 3 else 1
     given = (q, k_pool, v_pool, jnp.asarray(table, jnp.int32), jnp.asarray(lengths, jnp.int32).clip(0), scale)
-    out, lse = _decode(*given, block_size, kv_heads, joined)
+    run = functools.partial(_decode, *given, block_size=block_size, kv_heads=kv_heads)
+    out, lse = run(joined=joined)
     if joined == 1:
         return out, lse
     # 0 times a NaN or inf of another head is NaN: if there is any, every head multiplies by itself
     is_clean = ~(jnp.isnan(out).any() | jnp.isnan(lse).any())
-    return lax.cond(is_clean, lambda: (out, lse), lambda: _decode(*given, block_size, kv_heads, 1))
+    return lax.cond(is_clean, lambda: (out, lse), lambda: run(joined=1))
 
 
+@functools.partial(jax.jit, static_argnames=("block_size", "kv_heads", "joined"))
 def _decode(
     q: jax.Array,
     k_pool: jax.Array,

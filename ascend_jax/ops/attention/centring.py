@@ -1,11 +1,13 @@
 """Centred products: scores come out less a number per row, and each rounds as if it were a quarter of its size.
 
-A product ``q_i . k_j`` in float32 is a chain of D additions, and each rounds in proportion to the sum so far. The scores
-that matter are the large ones, a few standard deviations above 0, so their chains climb steadily, and their rounding
-is most of the error of attention. A constant taken off every score of a row changes no softmax. So columns of ones are
+A product ``q_i . k_j`` in float32 is a chain of D additions, and each rounds in proportion to the sum so far. The
+scores that matter are the large ones, a few standard deviations above 0, so their chains climb steadily, and their
+rounding is most of the error of attention. A constant taken off every score of a row changes no softmax. So columns of ones are
 woven into the keys, and into the queries what to take off there, in steps along the chain: the sums of a large score
 swing around 0 instead of climbing. It costs four columns of D.
 """
+
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -44,5 +46,5 @@ def centred_queries(q: jax.Array, spread: jax.Array) -> tuple[jax.Array, jax.Arr
 
 def _weave(x: jax.Array, columns: list[jax.Array]) -> jax.Array:
     ends = [round(x.shape[1] * n / len(columns)) for n in range(len(columns) + 1)]
-    parts = [x[:, start:end] for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    parts = [x[:, start:end] for start, end in itertools.pairwise(ends)]
     return jnp.concatenate([piece for pair in zip(columns, parts, strict=True) for piece in pair], axis=1)
