@@ -168,13 +168,10 @@ def test_latent_attention_with_an_int8_cache(is_query_int8):
 
 
 def test_scales_of_latent_queries_are_refused_where_they_do_not_fit():
-    q, rope, scale = (
-        jnp.zeros((1, N, 1, LATENT), jnp.int8),
-        jnp.zeros((1, N, 1, ROPE), jnp.bfloat16),
-        jnp.ones((1, N, 1)),
-    )
-    given = {"dequant_scale_query": scale, "query_rope": rope, "key_rope": rope[:, :1], "key_antiquant_scale": scale[0, 0],
-             "value_antiquant_scale": scale[0, 0], "num_key_value_heads": 1}  # fmt: skip
+    q, rope = jnp.zeros((1, N, 1, LATENT), jnp.int8), jnp.zeros((1, N, 1, ROPE), jnp.bfloat16)
+    scale, one = jnp.ones((1, N, 1)), jnp.ones(1)
+    given = {"dequant_scale_query": scale, "query_rope": rope, "key_rope": rope[:, :1], "key_antiquant_scale": one,
+             "value_antiquant_scale": one, "num_key_value_heads": 1}  # fmt: skip
     for change, code, parameter in (
         ({"dequant_scale_query": scale[0]}, 161002, "dequant_scale_query"),
         ({"query_rope": None}, 161001, "query_rope"),

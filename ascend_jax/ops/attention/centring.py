@@ -2,9 +2,9 @@
 
 A product ``q_i . k_j`` in float32 is a chain of D additions, and each rounds in proportion to the sum so far. The
 scores that matter are the large ones, a few standard deviations above 0, so their chains climb steadily, and their
-rounding is most of the error of attention. A constant taken off every score of a row changes no softmax. So columns of ones are
-woven into the keys, and into the queries what to take off there, in steps along the chain: the sums of a large score
-swing around 0 instead of climbing. It costs four columns of D.
+rounding is most of the error of attention. A constant taken off every score of a row changes no softmax. So columns
+of ones are woven into the keys, and into the queries what to take off there, in steps along the chain: the sums of a
+large score swing around 0 instead of climbing. It costs four columns of D.
 """
 
 import itertools
