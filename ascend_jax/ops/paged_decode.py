@@ -133,9 +133,9 @@ def _width(pool: jax.Array) -> int:
 def _take(pool: jax.Array, ids: jax.Array, part: int, share: float, is_seen: jax.Array | None) -> jax.Array:
     """Return the rows of some pages for one of the parts of the key heads, ``[rows, J D]``; 0 where not seen."""
     width = round(pool.shape[2] * share)
-    if pool.ndim == 3:
-        start, size = (0, part * width), (pool.shape[1], width)
-    else:
+    start: tuple[int, ...] = (0, part * width)
+    size: tuple[int, ...] = (pool.shape[1], width)
+    if pool.ndim > 3:
         start, size = (part, *(0,) * (pool.ndim - 2)), (1, *pool.shape[2:])
     pages = [lax.dynamic_slice(pool, (page, *start), (1, *size)) for page in ids]
     if pool.ndim == 5:  # [1, 1, D / c, bs, c]

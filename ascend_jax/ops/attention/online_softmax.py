@@ -168,9 +168,8 @@ def _q_tiles(
         sink = None if at.sink is None else at.sink[at.head].astype(kind) - shift
         top = jnp.asarray(lowest, kind) if sink is None else jnp.maximum(sink, lowest)
         weight = jnp.zeros((), kind) if sink is None else jnp.exp(sink - top)
-        state = RowState(
-            *(jnp.broadcast_to(x, (q_tile,)) for x in (top, weight)), jnp.zeros((q_tile, v.shape[1]), kind)
-        )
+        top, weight = (jnp.broadcast_to(x, (q_tile,)) for x in (top, weight))
+        state = RowState(top, weight, jnp.zeros((q_tile, v.shape[1]), kind))
 
         def step(kv_index: Any, state: RowState, is_masked: bool) -> RowState:
             v_rows = lax.dynamic_slice_in_dim(v_clean, kv_index * kv_tile, kv_tile)
