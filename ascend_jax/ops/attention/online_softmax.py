@@ -34,6 +34,8 @@ from ascend_jax.ops.attention.scoring import (
 
 __all__ = ["RowState", "forward"]
 
+_CHAIN = 256  # columns of weights that one product adds up
+
 
 class RowState(NamedTuple):
     """What ``R`` rows know after some tiles. Safe to merge: a row that saw nothing is (lowest, 0, 0)."""
@@ -191,14 +193,18 @@ def _absorb(rows: RowState, scores: jax.Array, v: jax.Array, spot: Spot, at: Hea
     scores, mask = mask_scores(scores, spot, at) if is_masked else (scores, None)
     # rows.row_max is finite, so a row without a visible score yet never meets inf - inf.
     row_max = jnp.maximum(rows.row_max, scores.max(axis=1))
-    weights = jnp.exp(scores - row_max[:, None])
-    if mask is not None:
-        weights = jnp.where(mask, weights, 0)  # exact by itself, whatever exp makes of -inf
     decay = jnp.exp(rows.row_max - row_max)
-    row_sum = rows.row_sum * decay + weights.sum(axis=1)
-    weights = quantise_weights(keep_weights(weights, spot, at.scoring), at.scoring)
-    weights = round_to(weights, at.options.weight_dtype)
-    return RowState(row_max, row_sum, rows.acc * decay[:, None] + dot(weights, v, at.options))
+    row_sum, acc = rows.row_sum * decay, rows.acc * decay[:, None]
+    for start in range(0, spot.cols, _CHAIN):  # a shorter chain of additions rounds less
+        part = slice(start, min(start + _CHAIN, spot.cols))
+        weights = jnp.exp(scores[:, part] - row_max[:, None])
+        if mask is not None:
+            weights = jnp.where(mask[:, part], weights, 0)  # exact by itself, whatever exp makes of -inf
+        row_sum = row_sum + weights.sum(axis=1)
+        here = spot._replace(col0=spot.col0 + start, cols=part.stop - start)
+        weights = quantise_weights(keep_weights(weights, here, at.scoring), at.scoring)
+        acc = acc + dot(round_to(weights, at.options.weight_dtype), v[part], at.options)
+    return RowState(row_max, row_sum, acc)
 
 
 def mask_scores(scores: jax.Array, spot: Spot, at: Head) -> tuple[jax.Array, jax.Array]:
