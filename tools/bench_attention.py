@@ -30,6 +30,7 @@ import ascend_jax as aj
 
 Run = Callable[[], object]
 NAIVE_LIMIT_BYTES = 1 << 28  # of scores: longer cases leave out the peers that hold them
+SETTLE_S = 0.02  # torch's threads spin for some milliseconds, on the cores that the next in turn needs
 LONG_ROUND_MS = 400.0  # a round of all implementations that takes longer is run 3 times at most
 
 
@@ -150,7 +151,8 @@ def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, float]:
 
 
 def milliseconds(run: Run) -> float:
-    """Return what one run takes."""
+    """Return what one run takes, once the threads of the one before have stopped spinning for more work."""
+    time.sleep(SETTLE_S)
     start = time.perf_counter()
     run()
     return (time.perf_counter() - start) * 1e3

@@ -27,7 +27,7 @@ from ascend_jax.ops.attention_inference_checks import (
     lengths_of,
 )
 from ascend_jax.ops.attention_inference_keys import CacheFields, keys_of, pool_lengths, with_rope
-from ascend_jax.ops.attention_int8 import check_scales, number, quantise
+from ascend_jax.ops.attention_int8 import check_scales, dequantised_query, number, quantise
 from ascend_jax.ops.attention_layout import from_heads_first, refuse, sequence_lengths, to_heads_first
 from ascend_jax.ops.paged_decode import paged_decode
 
@@ -96,7 +96,8 @@ def fused_infer_attention_score(
       **cache: key_antiquant_scale, _offset, _mode, and for value (int8: ``(x + offset) * scale``);
         key_shared_prefix, value_shared_prefix, actual_shared_prefix_len; query_padding_size, kv_padding_size;
         query_rope, key_rope; dequant_scale1, quant_scale1, dequant_scale2 for int8 queries, and quant_scale2,
-        quant_offset2 for an int8 output (:mod:`~ascend_jax.ops.attention_int8`).
+        quant_offset2 for an int8 output (:mod:`~ascend_jax.ops.attention_int8`); dequant_scale_query, float32, shaped
+        like query without D, for int8 queries with rotary parts (the cache has its antiquant scales).
 
     Raises:
       ParameterError: 161001, 161002 or 561002, as the first phase refuses.
@@ -111,6 +112,7 @@ def fused_infer_attention_score(
     fields = CacheFields(**cache)
     key, value = (x[0] if isinstance(x, list | tuple) and len(x) == 1 else x for x in (key, value))
     check_operands(query, key, value, num_heads, num_key_value_heads, input_layout, sparse_mode, inner_precise)
+    query = dequantised_query(query, key, value, input_layout, num_heads, fields)
     check_scales(query, key, value, fields)
     source, target = INFERENCE_LAYOUTS[input_layout]
     kv_heads = num_key_value_heads or num_heads
@@ -167,6 +169,8 @@ def fused_infer_attention_score(
     out, lse = _compute(
         q, k, v, scoring, options, scale_value, _pse(pse_shift, query.dtype, q, k), _sink(learnable_sink, num_heads)
     )
+    if fields.dequant_scale_query is not None:
+        out = out.astype(fields.query_rope.dtype)
     if query.dtype == jnp.int8:
         out = (out * number("dequant_scale2", fields.dequant_scale2)).astype(jnp.float16)
     if fields.query_padding_size is not None:

@@ -33,6 +33,7 @@ class CacheFields(NamedTuple):
     dequant_scale2: Any = None
     quant_scale2: Any = None
     quant_offset2: Any = None
+    dequant_scale_query: Any = None
 
 
 def keys_of(
@@ -150,7 +151,8 @@ def with_rope(
         parts.append(kv_cache.gather_pages("key_rope", fields.key_rope, table, lengths, block_size, kv_heads))
     joined = []
     for name, whole, part in zip(("query_rope", "key_rope"), (q, k), parts, strict=True):
-        if part.shape[:3] != whole.shape[:3] or part.dtype != whole.dtype:
+        wanted = whole.dtype if fields.dequant_scale_query is None else fields.query_rope.dtype
+        if part.shape[:3] != whole.shape[:3] or part.dtype != wanted:
             raise refuse(f"{name}.shape", list(part.shape), "must match its partner in all but D")
-        joined.append(jnp.concatenate([whole, part], axis=3))
+        joined.append(jnp.concatenate([whole, part.astype(whole.dtype)], axis=3))
     return joined[0], joined[1]

@@ -3,6 +3,10 @@
     scores = (q . k) dequant_scale1 scale_value + pse, weights = round(exp(scores - max) quant_scale1),
     out = (weights . v) dequant_scale2 / sum, and for an int8 output round(out quant_scale2 + quant_offset2)
 
+Latent attention takes int8 another way: a scale for each row and head of query, one for the cache, and rotary parts of
+16 bits. There the products are those of the dequantised numbers, and the weights keep float32 (the device rounds them
+to int8, by its own tile).
+
 Weights and outputs saturate at -128 and 127. The sum does not see the rounding. Rounding follows the running maximum,
 hence the tile; the device rounds by its own. Source: aclnnPromptFlashAttentionV3, aclnnFusedInferAttentionScore.
 """
@@ -17,7 +21,7 @@ from ascend_jax.ops.attention_inference_keys import CacheFields
 from ascend_jax.ops.attention_layout import refuse
 from ascend_jax.runtime.codes import Code
 
-__all__ = ["check_scales", "number", "quantise"]
+__all__ = ["check_scales", "dequantised_query", "number", "quantise"]
 
 _NAMES = ("dequant_scale1", "quant_scale1", "dequant_scale2")
 
@@ -46,6 +50,30 @@ def check_scales(query: Any, key: Any, value: Any, fields: CacheFields) -> None:
     for name in ("query_rope", "key_antiquant_scale", "value_antiquant_scale"):
         if getattr(fields, name) is not None:
             raise refuse(name, "given", "does not go with int8 queries")
+
+
+def dequantised_query(query: Any, key: Any, value: Any, layout: str, heads: int, fields: CacheFields) -> Any:
+    """Return float32 queries where ``dequant_scale_query`` has a scale of each row and head, else the query itself.
+
+    Raises:
+      ParameterError: 161001 without rotary parts or a scale of the cache, 161002 for types and shapes.
+    """
+    scale = fields.dequant_scale_query
+    if scale is None:
+        return query
+    for name, given in (("query", query), ("key", key), ("value", value)):
+        if given.dtype != jnp.int8:
+            raise refuse(f"{name}.dtype", given.dtype, "must be int8 with dequant_scale_query")
+    for name in ("query_rope", "key_rope", "key_antiquant_scale", "value_antiquant_scale"):
+        if getattr(fields, name) is None:
+            raise refuse(name, None, "dequant_scale_query needs it", Code.PARAM_NULLPTR)
+    if str(fields.query_rope.dtype) not in ("bfloat16", "float16"):
+        raise refuse("query_rope.dtype", fields.query_rope.dtype, "must be bfloat16 or float16")
+    shape = (*query.shape[:2], heads, query.shape[2] // heads) if layout == "BSH" else query.shape
+    if str(scale.dtype) != "float32" or scale.shape != shape[:-1]:
+        rule = f"must be float32 {list(shape[:-1])}, one for each row and head of query"
+        raise refuse("dequant_scale_query", f"{scale.dtype}{list(scale.shape)}", rule)
+    return (query.reshape(shape).astype(jnp.float32) * scale[..., None]).reshape(query.shape)
 
 
 def number(name: str, scale: Any) -> jax.Array:

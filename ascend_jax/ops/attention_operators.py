@@ -87,6 +87,7 @@ _CACHE = (
     "key_antiquant_offset", "value_antiquant_scale", "value_antiquant_offset", "key_shared_prefix",
     "value_shared_prefix", "query_padding_size", "kv_padding_size", "query_rope", "key_rope", "learnable_sink",
     "dequant_scale1", "quant_scale1", "dequant_scale2", "quant_scale2", "quant_offset2",
+    "dequant_scale_query",
 )  # fmt: skip
 _HOST_TOO = ("actual_seq_lengths", "actual_seq_lengths_kv")  # a tensor, or host integers
 _QKV = ("query", "key", "value")

@@ -55,7 +55,7 @@ def flash_attention_score_grad_get_workspace_size(
 ) -> Prepared:
     """First phase of ``aclnnFlashAttentionScoreGrad``, and with TND of ``aclnnFlashAttentionUnpaddingScoreGrad``.
 
-    A command has room for 11 tensors: seven inputs and three gradients leave one, for a mask, a bias or a sink.
+    Every tensor that the operator knows may be given at once.
 
     Args:
       card: The card.
@@ -260,8 +260,8 @@ def attention_update_get_workspace_size(
 
     Args:
       card: The card.
-      lse: float32 [R] of each part, or all of them as one tensor [parts, R]: a command has room for 11 tensors, so more
-        than 5 parts (4 with ``lse_out``) must lie one after the other.
+      lse: float32 [R] of each part, or all of them as one tensor [parts, R]: a command has room for 19 tensors, so more
+        than 9 parts must lie one after the other.
       local_out: [R, D] of each part, or [parts, R, D].
       out: [R, D].
       lse_out: float32 [R], if wanted (update_type 1).

@@ -1,10 +1,13 @@
 """Decoding straight from pages: one query row against a cache, every byte of it read once.
 
 The general path gathers the pages into ``[B, N, S, D]`` first, which for one query row costs several times the
-attention itself. Here a loop takes a few pages of one batch row at a time and runs the online softmax on them while
-they are in the processor's cache. It stops at the length of the row. Not differentiable: inference only.
+attention itself. Here a loop takes one page of one batch row at a time, or a few small ones, and runs the online
+softmax on it while it is in the processor's cache. It stops at the length of the row. Key heads that lie side by side
+share one product, the queries of each with zeros in the columns of the others: with few query rows a product costs as
+much as reading the keys, however many of its factors are 0. Not differentiable: inference only.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -13,7 +16,10 @@ from jax import lax
 
 __all__ = ["paged_decode"]
 
-_CHUNK_ROWS = 1024  # rows of keys taken at a time: keys and values of a few heads stay in the cache
+State = tuple[jax.Array, jax.Array, jax.Array]  # row_max, row_sum, acc of the query rows of one product
+
+_CHUNK_ROWS = 128  # rows of keys taken at a time: they stay in the cache
+_PRODUCT_ROWS = 8  # query rows that a product takes at no more than the cost of reading the keys
 
 
 @jax.named_scope("paged_decode")
@@ -42,83 +48,108 @@ def paged_decode(
     Returns:
       out ``[B, N, 1, Dv]`` in the dtype of q, and the log-sum-exp float32 ``[B, N, 1, 1]``, +inf where there is no key.
     """
+    joined = _joined(q.shape[1] // kv_heads, kv_heads) if k_pool.ndim == v_pool.ndim == 3 else 1
+    given = (q, k_pool, v_pool, jnp.asarray(table, jnp.int32), jnp.asarray(lengths, jnp.int32).clip(0), scale)
+    run = functools.partial(_decode, *given, block_size=block_size, kv_heads=kv_heads)
+    out, lse = run(joined=joined)
+    if joined == 1:
+        return out, lse
+    # 0 times a NaN or inf of another head is NaN: if there is any, every head multiplies by itself
+    is_clean = ~(jnp.isnan(out).any() | jnp.isnan(lse).any())
+    return lax.cond(is_clean, lambda: (out, lse), lambda: run(joined=1))
+
+
+@functools.partial(jax.jit, static_argnames=("block_size", "kv_heads", "joined"))
+def _decode(
+    q: jax.Array,
+    k_pool: jax.Array,
+    v_pool: jax.Array,
+    table: jax.Array,
+    lengths: jax.Array,
+    scale: Any,
+    block_size: int,
+    kv_heads: int,
+    joined: int,
+) -> tuple[jax.Array, jax.Array]:
+    """Compute :func:`paged_decode` with so many key heads in a product."""
     batch, heads, _, dim = q.shape
-    group = heads // kv_heads
+    group, parts = heads // kv_heads, kv_heads // joined
     step = max(1, _CHUNK_ROWS // block_size)
-    table = jnp.pad(jnp.asarray(table, jnp.int32), ((0, 0), (0, -table.shape[1] % step)))
+    table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % step)))
     kind = jnp.promote_types(q.dtype, jnp.float32)
-    queries = (q.astype(kind) * jnp.asarray(scale, kind)).reshape(batch, kv_heads, group, dim)
+    queries = (q.astype(kind) * jnp.asarray(scale, kind)).reshape(batch, parts, joined, group, dim)
+    queries = _apart(queries).reshape(batch, parts, joined * group, joined * dim)
+    most = min(k_pool.shape[0], v_pool.shape[0])
 
     def one(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         rows, pages, length = operands
 
-        def chunk(index: Any, state: Any, is_last: bool) -> Any:
+        def chunk(index: Any, state: tuple[State, ...], is_last: bool) -> tuple[State, ...]:
             ids = lax.dynamic_slice_in_dim(pages, index * step, step)
-            count = length - index * step * block_size  # rows in use from here on
-            heads = zip(
-                *(_take(pool, ids, count, block_size, kv_heads, is_last) for pool in (k_pool, v_pool)), strict=True
-            )
-            is_wrong = (ids < 0) | (ids >= min(k_pool.shape[0], v_pool.shape[0]))
-            taint = jnp.repeat(jnp.where(is_wrong, jnp.nan, 0).astype(kind), block_size)
-            at = jnp.arange(step * block_size)
-            is_seen = at < count if is_last else None
-            new = [
-                _absorb(
-                    rows[h], k.astype(kind), v.astype(kind), taint, (state[0][h], state[1][h], state[2][h]), is_seen
-                )
-                for h, (k, v) in enumerate(heads)
-            ]
-            return tuple(jnp.stack(x) for x in zip(*new, strict=True))
+            is_seen = jnp.arange(step * block_size) < length - index * step * block_size if is_last else None
+            taint = jnp.where((ids < 0) | (ids >= most), jnp.nan, 0).astype(kind)
+            taint = jnp.repeat(taint, block_size)
+            new = []
+            for part in range(parts):
+                k, v = (_take(pool, ids, part, joined / kv_heads, is_seen).astype(kind) for pool in (k_pool, v_pool))
+                new.append(_absorb(rows[part], k, v, taint, state[part], is_seen))
+            return tuple(new)
 
-        shape = (kv_heads, group)
+        size = joined * group
         value_dim = v_pool.shape[2] // kv_heads if v_pool.ndim == 3 else _width(v_pool)
-        lowest = jnp.full(shape, jnp.finfo(kind).min, kind)
-        state = (lowest, jnp.zeros(shape, kind), jnp.zeros((*shape, value_dim), kind))
+        lowest = jnp.full(size, jnp.finfo(kind).min, kind)
+        state = ((lowest, jnp.zeros(size, kind), jnp.zeros((size, joined * value_dim), kind)),) * parts
         whole = length // (step * block_size)
         state = lax.fori_loop(0, whole, lambda n, x: chunk(n, x, False), state)
-        row_max, row_sum, acc = lax.fori_loop(
-            whole, -(-length // (step * block_size)), lambda n, x: chunk(n, x, True), state
-        )
+        state = lax.fori_loop(whole, -(-length // (step * block_size)), lambda n, x: chunk(n, x, True), state)
+        row_max, row_sum, acc = (jnp.stack(x) for x in zip(*state, strict=True))
         hidden = row_sum == 0
         divisor = jnp.where(hidden, 1, row_sum)
-        return acc / divisor[..., None], jnp.where(hidden, jnp.inf, row_max + jnp.log(divisor)).astype(jnp.float32)
+        own = jnp.arange(joined)
+        acc = acc.reshape(parts, joined, group, joined, value_dim)[:, own, :, own].swapaxes(0, 1)
+        out = acc / divisor.reshape(parts, joined, group, 1)
+        return out, jnp.where(hidden, jnp.inf, row_max + jnp.log(divisor)).astype(jnp.float32)
 
-    out, lse = lax.map(one, (queries, table, jnp.asarray(lengths, jnp.int32).clip(0)))
+    out, lse = lax.map(one, (queries, table, lengths))
     return out.reshape(batch, heads, 1, -1).astype(q.dtype), lse.reshape(batch, heads, 1, 1)
+
+
+def _joined(group: int, kv_heads: int) -> int:
+    """Return how many key heads share a product."""
+    return max(n for n in range(1, kv_heads + 1) if kv_heads % n == 0 and (n == 1 or n * group <= _PRODUCT_ROWS))
+
+
+def _apart(queries: jax.Array) -> jax.Array:
+    """Give each key head its own columns: ``[B, parts, J, G, D]`` to ``[B, parts, J, G, J, D]``, 0 elsewhere."""
+    joined = queries.shape[2]
+    is_own = jnp.eye(joined, dtype=bool)[:, None, :, None]
+    return jnp.where(is_own, queries[:, :, :, :, None, :], 0)
 
 
 def _width(pool: jax.Array) -> int:
     return pool.shape[3] if pool.ndim == 4 else pool.shape[2] * pool.shape[4]
 
 
-def _take(pool: jax.Array, ids: jax.Array, count: Any, block_size: int, heads: int, is_last: bool) -> list[jax.Array]:
-    """Return the rows of some pages, ``[rows, D]`` of each key head; in the last pages, 0 from ``count`` on."""
-    rows = pool.at[ids].get(mode="clip")
-    parts = []
-    for head in range(heads):
-        if rows.ndim == 3:
-            dim = rows.shape[2] // heads
-            part = rows[:, :, head * dim : (head + 1) * dim]
-        else:
-            part = rows[:, head]
-            part = part if rows.ndim == 4 else part.swapaxes(1, 2)  # [pages, D / c, bs, c]
-        part = part.reshape(ids.size * block_size, -1)
-        parts.append(jnp.where((jnp.arange(part.shape[0]) < count)[:, None], part, 0) if is_last else part)
-    return parts
+def _take(pool: jax.Array, ids: jax.Array, part: int, share: float, is_seen: jax.Array | None) -> jax.Array:
+    """Return the rows of some pages for one of the parts of the key heads, ``[rows, J D]``; 0 where not seen."""
+    width = round(pool.shape[2] * share)
+    start: tuple[int, ...] = (0, part * width)
+    size: tuple[int, ...] = (pool.shape[1], width)
+    if pool.ndim > 3:
+        start, size = (part, *(0,) * (pool.ndim - 2)), (1, *pool.shape[2:])
+    pages = [lax.dynamic_slice(pool, (page, *start), (1, *size)) for page in ids]
+    if pool.ndim == 5:  # [1, 1, D / c, bs, c]
+        pages = [page.swapaxes(2, 3) for page in pages]
+    rows = jnp.concatenate([page.reshape(-1, size[-1] if pool.ndim < 5 else _width(pool)) for page in pages])
+    return rows if is_seen is None else jnp.where(is_seen[:, None], rows, 0)
 
 
 def _absorb(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    taint: jax.Array,
-    state: tuple[jax.Array, jax.Array, jax.Array],
-    is_seen: jax.Array | None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Add a chunk of one key head to the state of its group of query heads."""
+    q: jax.Array, k: jax.Array, v: jax.Array, taint: jax.Array, state: State, is_seen: jax.Array | None
+) -> State:
+    """Add a chunk of keys to the state of the query rows of one product."""
     row_max, row_sum, acc = state
-    # keys first: XLA:CPU streams them past the few queries, the other order reads them in strides
-    scores = jnp.dot(k, q.T, precision=lax.Precision.HIGHEST).T + taint[None, :]
+    scores = jnp.dot(q, k.T, precision=lax.Precision.HIGHEST) + taint[None, :]
     if is_seen is not None:
         scores = jnp.where(is_seen[None, :], scores, -jnp.inf)
     highest = jnp.maximum(row_max, scores.max(axis=1))

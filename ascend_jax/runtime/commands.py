@@ -62,9 +62,9 @@ def row_of(fields: jax.Array, sequence: jax.Array) -> jax.Array:
 
 def operand_rows(*ranges: Range) -> jax.Array:
     """Return int32 [P, len(Operand)] of ranges in normal form; operands not given are empty."""
-    unused = [Range(0, 0, 0, 0)] * (layout.OPERANDS - len(ranges))
-    numbers = [jnp.asarray(number, jnp.int32) for one in (*ranges, *unused) for number in one[: len(Operand)]]
-    return jnp.stack(numbers).reshape(layout.OPERANDS, len(Operand))
+    numbers = [jnp.asarray(number, jnp.int32) for one in ranges for number in one[: len(Operand)]]
+    rows = jnp.zeros((layout.OPERANDS, len(Operand)), jnp.int32)
+    return rows.at[: len(ranges)].set(jnp.stack(numbers).reshape(len(ranges), -1)) if ranges else rows
 
 
 def is_pending(phase: jax.Array) -> jax.Array:

@@ -40,7 +40,7 @@ HBM_BASE = (2 << 20) // GRANULE_BYTES  # the first huge page of the address spac
 HOST_BASE = -(2**31) + 1  # pinned host memory has negative pointers, so a direction shows in the addresses
 NONE = -1  # "no such row, event or command"
 
-OPERANDS = 12  # operand slots of one command; the last one is the workspace
+OPERANDS = 20  # operand slots of one command, as many as a gradient of attention takes; the last is the workspace
 WORKSPACE = OPERANDS - 1
 
 LIMB = 1 << 30  # a time is hi * LIMB + lo nanoseconds, both int32

@@ -118,8 +118,7 @@ def test_trace_file_opens(default_job):
     assert [path.name for path in default_job[2].iterdir() if path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("streams", ["fused", "per-head"])
+@pytest.mark.parametrize(("dtype", "streams"), [("float32", "fused"), ("float16", "per-head"), ("bfloat16", "fused")])
 def test_own_arrays(dtype, streams, capsys):
     generator = np.random.default_rng(3)
     q = generator.standard_normal((2, 4, 40, 24)).astype(np.float32)

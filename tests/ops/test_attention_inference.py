@@ -1,5 +1,7 @@
 """Inference operators against the float64 twin: pages, int8, prefixes, padding, packed queries, log-sum-exp."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,6 +63,19 @@ def test_pages_in_any_order_and_layout(layout):
         np.testing.assert_allclose(done.softmax_lse[..., 0], expected[3], atol=1e-6)
         results.append(done)
     np.testing.assert_array_equal(results[0].attention_out, results[1].attention_out)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_key_of_another_head_is_never_seen(value):
+    """Key heads share a product, where 0 times this would be NaN."""
+    q, k, v = draw((1, 1, N * D), (1, 16, K * D), (1, 16, K * D))
+    run = functools.partial(fused_infer_attention_score, block_table=np.array([[0]]), block_size=16, **HEADS)
+    clean = run(q, k, v, actual_seq_lengths_kv=np.array([9])).attention_out
+    k[0, 4, (K - 1) * D] = value
+    out = run(q, k, v, actual_seq_lengths_kv=np.array([9])).attention_out
+    own = N // K * D  # columns of the heads of the last key head
+    np.testing.assert_allclose(out[..., :-own], clean[..., :-own], rtol=1e-6)
+    assert np.isinf(value) or np.isnan(out[..., -own:]).all()
 
 
 def test_a_traced_table_never_reads_another_page():

@@ -57,12 +57,15 @@ def prompt():
 
 def gradient():
     options = {"input_layout": "TND", "actual_seq_qlen": [6, 16], "actual_seq_kvlen": [7, 16], "head_num": H}
-    options["scale_value"] = 0.25
-    arrays = {"sink": normal(H)} | {name: normal(S, H, D) for name in ("query", "key", "value")}
+    options |= {"scale_value": 0.25, "sparse_mode": 1, "keep_prob": 0.5}
+    pairs = H * (6 * 7 + 10 * 9)
+    arrays = {"sink": normal(H), "pse": normal(pairs), "atten_mask": jnp.asarray(np.triu(np.ones((10, 9), bool), 3)),
+              "drop_mask": jnp.asarray(RNG.integers(0, 256, -(-pairs // 8)), jnp.uint8)}  # fmt: skip
+    arrays |= {name: normal(S, H, D) for name in ("query", "key", "value")}
     forward = quick_jit(functools.partial(aj.ops.flash_attention_score, **options))(**arrays)
     arrays |= {"dy": normal(S, H, D), "softmax_max": forward.softmax_max, "softmax_sum": forward.softmax_sum}
     arrays |= {"attention_in": forward.attention_out}
-    return Job("flash_attention_score_grad", arrays, options, ("dq", "dk", "dv"))
+    return Job("flash_attention_score_grad", arrays, options, ("dq", "dk", "dv", "dpse", "dsink"))
 
 
 def ring_update():
@@ -202,9 +205,9 @@ def test_more_parts_than_operands_come_stacked():
     out = aj.tensor(1 << 15, (S, D), "float32")
     _, _, executor = aj.ops.attention_update_get_workspace_size(card, lse, outs, out=out)
     assert float(executor.cost.hbm_bytes) == 4 * S * (16 + 17 * D)
-    with pytest.raises(aj.ParameterError, match="at most 11"):
+    with pytest.raises(aj.ParameterError, match="at most 19"):
         aj.ops.attention_update_get_workspace_size(
-            card, [aj.tensor(1 << 15, (S,), "float32")] * 6, [aj.tensor(1 << 15, (S, D), "float32")] * 6, out=out
+            card, [aj.tensor(1 << 15, (S,), "float32")] * 10, [aj.tensor(1 << 15, (S, D), "float32")] * 10, out=out
         )
 
 

@@ -140,3 +140,44 @@ def test_latent_attention_refuses():
         with pytest.raises(aj.ParameterError, match=parameter) as refusal:
             call(**change)
         assert refusal.value.code == 561002
+
+
+@pytest.mark.parametrize("is_query_int8", [False, True])
+def test_latent_attention_with_an_int8_cache(is_query_int8):
+    heads, block, table, length = 2, 32, np.array([[2, 1]]), 40
+    pool = RNG.integers(-128, 128, (3, block, LATENT)).astype(np.int8)
+    rope = RNG.normal(size=(3, block, ROPE)).astype(jnp.bfloat16)
+    q = RNG.integers(-128, 128, (1, heads, 1, LATENT)).astype(np.int8)
+    q_rope = RNG.normal(size=(1, heads, 1, ROPE)).astype(jnp.bfloat16)
+    row_scale, scale = RNG.uniform(0.005, 0.01, (1, heads, 1)).astype(np.float32), np.float32(0.01)
+    wide = q * row_scale[..., None]
+    given = {"dequant_scale_query": row_scale} if is_query_int8 else {}
+    caches = {f"{name}_antiquant_scale": jnp.asarray([scale]) for name in ("key", "value")}
+    call = quick(functools.partial(
+        fused_infer_attention_score, num_heads=heads, num_key_value_heads=1, input_layout="BNSD", block_size=block,
+        block_table=table, actual_seq_lengths_kv=[length], scale_value=576**-0.5,
+    ))  # fmt: skip
+    query = q if is_query_int8 else wide.astype(jnp.bfloat16)
+    out = call(query, pool, pool, query_rope=q_rope, key_rope=rope, **caches, **given).attention_out
+    keys = pool[table[0]].reshape(-1, LATENT)[:length].astype(np.float64) * float(scale)
+    turned = rope[table[0]].reshape(-1, ROPE)[:length].astype(np.float64)
+    scores = wide[0, :, 0] @ keys.T + q_rope[0, :, 0].astype(np.float64) @ turned.T
+    expected = softmax(scores * 576**-0.5) @ keys
+    assert out.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(out[0, :, 0], np.float32), expected, rtol=2e-2, atol=1e-2)
+
+
+def test_scales_of_latent_queries_are_refused_where_they_do_not_fit():
+    q, rope = jnp.zeros((1, N, 1, LATENT), jnp.int8), jnp.zeros((1, N, 1, ROPE), jnp.bfloat16)
+    scale, one = jnp.ones((1, N, 1)), jnp.ones(1)
+    given = {"dequant_scale_query": scale, "query_rope": rope, "key_rope": rope[:, :1], "key_antiquant_scale": one,
+             "value_antiquant_scale": one, "num_key_value_heads": 1}  # fmt: skip
+    for change, code, parameter in (
+        ({"dequant_scale_query": scale[0]}, 161002, "dequant_scale_query"),
+        ({"query_rope": None}, 161001, "query_rope"),
+        ({"key_antiquant_scale": None}, 161001, "key_antiquant_scale"),
+        ({"query_rope": rope.astype(jnp.float32)}, 161002, "query_rope.dtype"),
+    ):
+        with pytest.raises(aj.ParameterError, match=parameter) as refusal:
+            fused_infer_attention_score(q, q[:, :1], q[:, :1], **{**given, **change}, **HEADS)
+        assert refusal.value.code == code

@@ -189,7 +189,7 @@ def test_cards_side_by_side_with_values(bench, carrier):
         side_by_side = jax.shard_map(jax.vmap(program), mesh=mesh, in_specs=spec, out_specs=spec)
         results = quick_jit(side_by_side)(values)
     else:
-        results = (jax.pmap if carrier == "pmap" else jax.vmap)(program)(values)
+        results = jax.pmap(program)(values) if carrier == "pmap" else quick_jit(jax.vmap(program))(values)
     np.testing.assert_array_equal(results, np.repeat(3 * np.asarray(values), 4).reshape(count, 4))
 
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ascend_jax.ops.attention.centring import centred_keys, centred_queries, spread_of
 from ascend_jax.ops.attention.scoring import (
     Lines,
     Options,
@@ -32,6 +33,8 @@ from ascend_jax.ops.attention.scoring import (
 )
 
 __all__ = ["RowState", "forward"]
+
+_CHAIN = 256  # columns of weights that one product adds up
 
 
 class RowState(NamedTuple):
@@ -78,14 +81,15 @@ def forward(
         index, q_group, k_rows, v_rows = operands
         is_clean = jnp.isfinite(v_rows).all()
         k_padded, v_padded = (pad_rows(operand(x, options), options.tile[1]) for x in (k_rows, v_rows))
-        k_columns = tile_columns(k_padded, options.tile[1])
+        spread = None if options.is_narrow or options.sees_score else spread_of(upcast(k_rows))
+        k_columns = tile_columns(k_padded if spread is None else centred_keys(k_padded), options.tile[1])
 
         def q_head(operands: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
             offset, q_rows = operands
             q_padded = pad_rows(operand(q_rows, options), options.tile[0])
             head = index % kv_heads * group + offset
             at = Head(index // kv_heads, head, scoring, options, bias, sink, scale, runs, k_columns.shape[0])
-            out, row_max, row_sum = _q_tiles(at, q_padded, k_columns, v_padded, is_clean)
+            out, row_max, row_sum = _q_tiles(at, q_padded, k_columns, v_padded, is_clean, spread)
             return out[:q_len].astype(q.dtype), row_max[:q_len], row_sum[:q_len]
 
         return lax.map(q_head, (jnp.arange(group), q_group))
@@ -150,8 +154,10 @@ class Head(NamedTuple):
         )
 
 
-def _q_tiles(at: Head, q: jax.Array, k_columns: jax.Array, v: jax.Array, is_clean: jax.Array) -> tuple[jax.Array, ...]:
-    """Runs one head, one query tile after the other; operands are padded to whole tiles."""
+def _q_tiles(
+    at: Head, q: jax.Array, k_columns: jax.Array, v: jax.Array, is_clean: jax.Array, spread: jax.Array | None
+) -> tuple[jax.Array, ...]:
+    """Runs one head, one query tile after the other; operands are padded to whole tiles, keys centred by spread."""
     q_tile, kv_tile = at.options.tile
     kind = jnp.promote_types(q.dtype, jnp.float32)
     lowest = jnp.finfo(kind).min
@@ -159,13 +165,13 @@ def _q_tiles(at: Head, q: jax.Array, k_columns: jax.Array, v: jax.Array, is_clea
 
     def one(q_index: jax.Array) -> tuple[jax.Array, ...]:
         q_rows = (lax.dynamic_slice_in_dim(q, q_index * q_tile, q_tile) * at.scale).astype(q.dtype)
+        q_rows, shift = (q_rows, jnp.zeros((), kind)) if spread is None else centred_queries(q_rows, spread)
         lines = at.lines(q_index)
-        sink = None if at.sink is None else at.sink[at.head].astype(kind)
+        sink = None if at.sink is None else at.sink[at.head].astype(kind) - shift
         top = jnp.asarray(lowest, kind) if sink is None else jnp.maximum(sink, lowest)
         weight = jnp.zeros((), kind) if sink is None else jnp.exp(sink - top)
-        state = RowState(
-            jnp.full(q_tile, top, kind), jnp.full(q_tile, weight, kind), jnp.zeros((q_tile, v.shape[1]), kind)
-        )
+        top, weight = (jnp.broadcast_to(x, (q_tile,)) for x in (top, weight))
+        state = RowState(top, weight, jnp.zeros((q_tile, v.shape[1]), kind))
 
         def step(kv_index: Any, state: RowState, is_masked: bool) -> RowState:
             v_rows = lax.dynamic_slice_in_dim(v_clean, kv_index * kv_tile, kv_tile)
@@ -176,7 +182,7 @@ def _q_tiles(at: Head, q: jax.Array, k_columns: jax.Array, v: jax.Array, is_clea
         state = at.walk(q_index, step, state)
         out = state.acc / jnp.where(state.row_sum > 0, state.row_sum, 1)[:, None]
         strays = lax.cond(is_clean, jnp.zeros_like, lambda _: _strays(at, q_index, v), out)
-        return out + strays, state.row_max, state.row_sum
+        return out + strays, state.row_max + shift, state.row_sum
 
     out, row_max, row_sum = lax.map(one, jnp.arange(q.shape[0] // q_tile))
     return out.reshape(q.shape[0], -1), row_max.reshape(-1), row_sum.reshape(-1)
@@ -187,14 +193,18 @@ def _absorb(rows: RowState, scores: jax.Array, v: jax.Array, spot: Spot, at: Hea
     scores, mask = mask_scores(scores, spot, at) if is_masked else (scores, None)
     # rows.row_max is finite, so a row without a visible score yet never meets inf - inf.
     row_max = jnp.maximum(rows.row_max, scores.max(axis=1))
-    weights = jnp.exp(scores - row_max[:, None])
-    if mask is not None:
-        weights = jnp.where(mask, weights, 0)  # exact by itself, whatever exp makes of -inf
     decay = jnp.exp(rows.row_max - row_max)
-    row_sum = rows.row_sum * decay + weights.sum(axis=1)
-    weights = quantise_weights(keep_weights(weights, spot, at.scoring), at.scoring)
-    weights = round_to(weights, at.options.weight_dtype)
-    return RowState(row_max, row_sum, rows.acc * decay[:, None] + dot(weights, v, at.options))
+    row_sum, acc = rows.row_sum * decay, rows.acc * decay[:, None]
+    for start in range(0, spot.cols, _CHAIN):  # a shorter chain of additions rounds less
+        part = slice(start, min(start + _CHAIN, spot.cols))
+        weights = jnp.exp(scores[:, part] - row_max[:, None])
+        if mask is not None:
+            weights = jnp.where(mask[:, part], weights, 0)  # exact by itself, whatever exp makes of -inf
+        row_sum = row_sum + weights.sum(axis=1)
+        here = spot._replace(col0=spot.col0 + start, cols=part.stop - start)
+        weights = quantise_weights(keep_weights(weights, here, at.scoring), at.scoring)
+        acc = acc + dot(round_to(weights, at.options.weight_dtype), v[part], at.options)
+    return RowState(row_max, row_sum, acc)
 
 
 def mask_scores(scores: jax.Array, spot: Spot, at: Head) -> tuple[jax.Array, jax.Array]:

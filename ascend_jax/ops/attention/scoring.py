@@ -51,6 +51,11 @@ class Options:
     precision: Any = lax.Precision.HIGHEST
     is_narrow: bool = False  # 16-bit operands, and weights with them, are multiplied as such; sums stay float32
 
+    @property
+    def sees_score(self) -> bool:
+        """Whether a number added to all scores of a row would change its softmax."""
+        return self.softcap is not None or self.score_dtype is not None
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
