@@ -68,8 +68,8 @@ def make_plan(chip: ChipSpec, steps: Sequence[Step] | Sequence[Sequence[Step]], 
     >>> from ascend_jax.chip import chip
     >>> from ascend_jax.hccl import Collective, comm_world
     >>> steps = [Work("matmul", 1000), Call(Collective.ALL_REDUCE, comm_world(2), 1 << 20)]
-    >>> make_plan(chip("Ascend910B2"), steps, Topology(2, 8)).program.rows
-    5
+    >>> make_plan(chip("Ascend910B2"), steps, Topology(2, 8)).program.rows  # 5 commands and padding
+    16
     """
     is_one = all(isinstance(step, Work | Call) for step in steps)
     lists: tuple[tuple[Step, ...], ...] = (tuple(steps),) if is_one else tuple(tuple(one) for one in steps)  # type: ignore[arg-type]
