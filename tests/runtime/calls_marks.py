@@ -56,7 +56,8 @@ class MarkCalls(StreamCalls):
         return self._take(self.events, kind, flags, is_known, "max_events", NO_EVENT)
 
     def create_notify(self, flags: int = 0, kind: str = "notify") -> int:
-        return self._take(self.notifies, kind, flags, flags in (0, 1), "max_notifies", NO_NOTIFY)
+        is_known = flags in ((0, 1) if kind == "notify" else (0,))
+        return self._take(self.notifies, kind, flags, is_known, "max_notifies", NO_NOTIFY)
 
     def destroy_event(self, handle: int) -> None:
         self._give_back(self.events, handle)
