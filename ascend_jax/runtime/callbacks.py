@@ -19,7 +19,7 @@ from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, at_least_1ns, enqueue, row_of
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.handles import find_stream, find_thread, stream_cell, thread_cell
-from ascend_jax.runtime.host import host_now, set_host, spend
+from ascend_jax.runtime.host import LONGEST_NS, host_now, set_host, spend
 from ascend_jax.runtime.layout import (
     LIMB,
     Capture,
@@ -41,6 +41,7 @@ from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import Goal, look, make_room, settle, timeout_of
 
 LAST = 2**31 - 1
+LONGEST_FUNCTION_NS = (layout.LONGEST_BLOCK_HI + 1) * LIMB - 1
 
 
 @stage
@@ -65,9 +66,7 @@ def _unsubscribe(card: CardState, thread: Number, stream: Number, site: Number) 
     code, slot = find_stream(card, stream)
     entry = get_row(card.streams, slot)
     reporter = entry[Stream.REPORTER]
-    rest = first_code(
-        (reporter == layout.NONE, Code.RT_STREAM_SUBSCRIBE), (reporter != thread, Code.RT_THREAD_SUBSCRIBE)
-    )
+    rest = first_code((reporter < 0, Code.RT_STREAM_SUBSCRIBE), (reporter != thread, Code.RT_THREAD_SUBSCRIBE))
     code = first_failing(code, rest)
     alone = with_entries(entry, {Stream.REPORTER: layout.NONE})
     streams = put_if(code == Code.SUCCESS, card.streams, slot, alone)
@@ -82,7 +81,7 @@ def _hand_over(card: CardState, stream: Number, callback: Number, site: Number) 
     reporter = entry[Stream.REPORTER]
     rest = first_code(
         (entry[Stream.CAPTURE] != Capture.NONE, Code.RT_STREAM_CAPTURED),
-        (reporter == layout.NONE, Code.RT_STREAM_NO_CB_REG),
+        (reporter < 0, Code.RT_STREAM_NO_CB_REG),
     )
     fields = {
         Field.OBJECT: callback,
@@ -120,12 +119,14 @@ def _launch_host_func(
     entry = get_row(card.streams, slot)
     rest = first_code(
         (entry[Stream.CAPTURE] != Capture.NONE, Code.RT_STREAM_CAPTURED),
-        (entry[Stream.REPORTER] != layout.NONE, Code.RT_STREAM_SUBSCRIBE),
+        (entry[Stream.REPORTER] >= 0, Code.RT_STREAM_SUBSCRIBE),
     )
     block = at_least_1ns(Instant(*(jnp.asarray(limb, jnp.int32) for limb in duration)))
     fields = {Field.OBJECT: function, Field.SITE: site}
     command = Command(Kind.HOST_FUNC, slot, block=block, has_effect=False, fields=fields)
     card, code = enqueue(spend(card, card.chip["host_event_ns"]), command, first_failing(code, rest))
+    served = with_entries(get_row(card.streams, slot), {Stream.REPORTER: layout.OWN_THREAD})
+    card = dataclasses.replace(card, streams=put_if(code == Code.SUCCESS, card.streams, slot, served))
     return answer(card, code, site, stream)[0]
 
 
@@ -184,12 +185,12 @@ def _let_go(card: CardState, sequence: jax.Array) -> CardState:
     return dataclasses.replace(card, cells=put_if(sequence != layout.NONE, card.cells, cell, reached))
 
 
-def _limbs(duration_ns: Number | float, name: str = "callback_ns") -> tuple[Number, Number]:
+def _limbs(duration_ns: Number | float, name: str, most_ns: int) -> tuple[Number, Number]:
     if isinstance(duration_ns, jax.Array):
         least = jnp.maximum(duration_ns.astype(jnp.int32), 0)
         return least >> 30, least & (LIMB - 1)
-    if not duration_ns >= 0:
-        raise ValueError(f"{name} = {duration_ns}: must be at least 0")
+    if not 0 <= duration_ns <= most_ns:
+        raise ValueError(f"{name} = {str(duration_ns)[:24]}: must be from 0 to {most_ns}")
     return divmod(math.ceil(duration_ns), LIMB)
 
 
@@ -197,7 +198,8 @@ def _limbs(duration_ns: Number | float, name: str = "callback_ns") -> tuple[Numb
 def subscribe_report(card: CardState, thread: Number, stream: Number, *, site: Site = None) -> CardState:
     """Let a host thread run the callbacks of ``stream`` (``aclrtSubscribeReport``); it may serve many streams.
 
-    Status 107003 for an unknown stream, 107000 for an unknown thread, 107011 if the stream is already served.
+    Status 107003 for an unknown stream, 107000 for an unknown thread, 107011 if the stream is already served,
+    also by the runtime's own thread since it has called a host function.
     """
     return _subscribe(card, thread, stream, site)
 
@@ -206,8 +208,8 @@ def subscribe_report(card: CardState, thread: Number, stream: Number, *, site: S
 def unsubscribe_report(card: CardState, thread: Number, stream: Number, *, site: Site = None) -> CardState:
     """Let a host thread no longer run the callbacks of ``stream`` (``aclrtUnSubscribeReport``).
 
-    Callbacks that it has not run by then are never run. Status 107003 for an unknown stream, 107011 if nobody serves
-    it, 107012 if another thread does.
+    Callbacks that it has not run by then are never run. Status 107003 for an unknown stream, 107011 if no thread
+    of the program serves it, 107012 if another one does.
     """
     return _unsubscribe(card, thread, stream, site)
 
@@ -262,7 +264,7 @@ def process_report(
     """
     card, goal = _await_report(card, timeout_ms, site)
     card = settle(card, goal, site, expired=Code.RT_REPORT_TIMEOUT)
-    card, number, sequence = _run(card, _limbs(callback_ns))
+    card, number, sequence = _run(card, _limbs(callback_ns, "callback_ns", LONGEST_NS))
     return _let_go(look(card, site), sequence), number
 
 
@@ -279,12 +281,13 @@ def launch_host_func(
       card: The card.
       stream: Stream that calls it.
       function: The program's number of the function, from 0.
-      duration_ns: How long it runs, at least 1 ns and less than 273 s.
+      duration_ns: How long it runs: 0 counts as 1 ns; longer than 273 s is a ValueError.
       site: Call site, filled in by the runtime.
 
     Returns:
       The card. Status 107003 for an unknown stream, 107027 while it is captured; 107011 if a thread has subscribed to
-      its callbacks, because CANN forbids both on one stream (it does not say with which code).
+      its callbacks, because CANN forbids both on one stream (it does not say with which code). From then on nobody can
+      subscribe to them.
 
     >>> import ascend_jax as aj
     >>> card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0)
@@ -293,4 +296,5 @@ def launch_host_func(
     >>> log.kind.tolist(), (log.end_ns - log.start_ns).tolist()
     (['host function'], [500])
     """
-    return _launch_host_func(make_room(card, site, stream), stream, function, _limbs(duration_ns, "duration_ns"), site)
+    duration = _limbs(duration_ns, "duration_ns", LONGEST_FUNCTION_NS)
+    return _launch_host_func(make_room(card, site, stream), stream, function, duration, site)

@@ -1,7 +1,8 @@
 """Counting notifies: a number of 32 bits that streams set, add to and wait for (``aclrtCntNotify*``).
 
-They take the slots of notifies. Queueing either side first is allowed, as with notifies. The sum of what is added is
-kept in 64 bits: beyond 2**32 - 1 it does not wrap.
+CANN documents them for the 950 only; here every chip has them, so a program for another card must not use them. They
+take the slots of notifies. Queueing either side first is allowed, as with notifies. The sum of what is added is kept in
+64 bits: beyond 2**32 - 1 it does not wrap.
 """
 
 import enum
@@ -138,11 +139,11 @@ def _reset(card: CardState, notify: Number, stream: Number, site: Number) -> Car
 
 @verb
 def create_cnt_notify(card: CardState, flag: Number = 0, *, site: Site = None) -> tuple[CardState, jax.Array]:
-    """Create a counting notify that holds 0 (``aclrtCntNotifyCreate``).
+    """Create a counting notify that holds 0 (``aclrtCntNotifyCreate``, on cards: 950 only).
 
     Args:
       card: The card.
-      flag: 0, or 1 for use on the device only, which changes nothing here.
+      flag: Reserved, 0.
       site: Call site, filled in by the runtime.
 
     Returns:

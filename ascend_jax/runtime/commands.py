@@ -86,7 +86,7 @@ def taken_rows(card: CardState) -> jax.Array:
 
 
 def _may_not_go(fields: jax.Array, times: jax.Array, effect: jax.Array, stream: jax.Array) -> jax.Array:
-    is_served = stream[..., Stream.REPORTER] != layout.NONE
+    is_served = stream[..., Stream.REPORTER] >= 0
     is_owed = (fields[..., Field.KIND] == Kind.CALLBACK) & (effect == Effect.NONE) & is_served
     phase = times[..., Time.PHASE]
     return is_pending(phase) | (phase == Phase.DONE) & is_owed

@@ -48,30 +48,37 @@ QUICK_TO_RUN = _REGIONS | {
 def compiled(function: F, options: dict[str, Any], **jit_options: Any) -> F:
     """Return ``jax.jit(function, **jit_options)`` that compiles with XLA options where it is the outermost.
 
-    Under another transformation JAX takes options from there only. Then it is a call that XLA leaves one: inlined into
-    a long program it would be computed again in every kernel that uses what comes out of it.
+    Under another transformation JAX takes options from there only. On the CPU it then is a call that XLA leaves one:
+    inlined into a long program it would be computed again in every kernel that uses what comes out of it. Other
+    backends need not run such calls.
     """
+    plain = jax.jit(function, **jit_options)
 
     @functools.wraps(function)
     def body(*args: Any, **keywords: Any) -> Any:
         with set_xla_metadata(inlineable="true"):
             return function(*args, **keywords)
 
-    plain = jax.jit(body, **jit_options)
+    kept = jax.jit(body, **jit_options)
 
     @functools.cache
     def own() -> Any:
-        is_cpu = jax.default_backend() == "cpu"
-        return jax.jit(function, compiler_options=options, **jit_options) if is_cpu else plain
+        return jax.jit(function, compiler_options=options, **jit_options) if _is_cpu() else plain
 
     @functools.wraps(function)
     def call(*args: Any, **keywords: Any) -> Any:
         if get_opaque_trace_state() == _EAGER:
             return own()(*args, **keywords)
-        with set_xla_metadata(inlineable="false"):
+        if not _is_cpu():
             return plain(*args, **keywords)
+        with set_xla_metadata(inlineable="false"):
+            return kept(*args, **keywords)
 
     return call  # type: ignore[return-value]
+
+
+def _is_cpu() -> bool:
+    return jax.default_backend() == "cpu"
 
 
 def computed_once(number: jax.Array) -> jax.Array:

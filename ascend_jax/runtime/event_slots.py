@@ -39,7 +39,7 @@ ALONE = {
     EventKind.FLAG: (EventFlag.DEVICE_USE_ONLY, EventFlag.EXTERNAL),
     EventKind.EX: (EventFlag.IPC,),
     EventKind.NOTIFY: (0, 1),  # ACL_NOTIFY_DEFAULT, ACL_NOTIFY_DEVICE_USE_ONLY
-    EventKind.COUNTING: (0, 1),
+    EventKind.COUNTING: (0,),  # reserved
 }
 NOTIFIES = (EventKind.NOTIFY, EventKind.COUNTING)  # they share slots
 HAS_CELL = (EventKind.FLAG, *NOTIFIES)

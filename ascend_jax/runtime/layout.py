@@ -39,6 +39,7 @@ NULL = 0  # the null pointer
 HBM_BASE = (2 << 20) // GRANULE_BYTES  # the first huge page of the address space is the null page
 HOST_BASE = -(2**31) + 1  # pinned host memory has negative pointers, so a direction shows in the addresses
 NONE = -1  # "no such row, event or command"
+OWN_THREAD = -2  # a thread that the runtime made for a stream's host functions
 
 OPERANDS = 20  # operand slots of one command, as many as a gradient of attention takes; the last is the workspace
 WORKSPACE = OPERANDS - 1
@@ -226,7 +227,7 @@ class Stream(enum.IntEnum):
     PRIORITY = 3  # 0 first .. 7 last
     FLAGS = 4
     STOPS = 5  # failure mode: 1 = takes no more commands after one has failed
-    REPORTER = 6  # host thread that serves its callbacks, or NONE
+    REPORTER = 6  # host thread that serves its callbacks, NONE, or OWN_THREAD
     MASTER = 7  # slot of the stream for which it runs a side of a program, NONE for streams of the host program
     CAPTURE = 8  # 0, or a Capture
     CAPTURE_MODE = 9

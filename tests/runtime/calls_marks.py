@@ -8,6 +8,7 @@ from tests.runtime.machine import (
     NOBODY,
     OBJECTS_FULL,
     RT_PARAM_INVALID,
+    RUNTIME,
     SUCCESS,
     Event,
     Job,
@@ -55,7 +56,8 @@ class MarkCalls(StreamCalls):
         return self._take(self.events, kind, flags, is_known, "max_events", NO_EVENT)
 
     def create_notify(self, flags: int = 0, kind: str = "notify") -> int:
-        return self._take(self.notifies, kind, flags, flags in (0, 1), "max_notifies", NO_NOTIFY)
+        is_known = flags in ((0, 1) if kind == "notify" else (0,))
+        return self._take(self.notifies, kind, flags, is_known, "max_notifies", NO_NOTIFY)
 
     def destroy_event(self, handle: int) -> None:
         self._give_back(self.events, handle)
@@ -273,8 +275,8 @@ class MarkCalls(StreamCalls):
 
     def unsubscribe_report(self, thread: int, handle: int) -> None:
         code, stream = self.find_stream(handle)
-        if not code and (stream.reporter != thread or thread == NOBODY):
-            code = IS_SERVED if stream.reporter == NOBODY else NOT_SERVED_HERE
+        if not code and (stream.reporter != thread or thread < 0):
+            code = IS_SERVED if stream.reporter < 0 else NOT_SERVED_HERE
         if self.answer(code) == SUCCESS:
             stream.reporter = NOBODY
             self.lose_callbacks(stream.slot)
@@ -283,7 +285,7 @@ class MarkCalls(StreamCalls):
         self.make_room(handle)
         self.spend("host_event_ns")
         code, stream = self.find_stream(handle)
-        code = code or (NOBODY_SERVES if stream.reporter == NOBODY else SUCCESS)
+        code = code or (NOBODY_SERVES if stream.reporter < 0 else SUCCESS)
         if not code:
             whose = {"handle": number, "thread": stream.reporter, "has_run": False}
             code, job = self.enqueue("callback", stream.slot, **whose)
@@ -295,13 +297,14 @@ class MarkCalls(StreamCalls):
         self.answer(code)
 
     def launch_host_func(self, handle: int, number: int, duration_ns: int) -> None:
-        """It needs nobody to run it: a task that takes nothing of the chip."""
+        """It needs nobody to run it: a task that takes nothing of the chip. Its stream takes no callbacks any more."""
         self.make_room(handle)
         self.spend("host_event_ns")
         code, stream = self.find_stream(handle)
-        code = code or (SUCCESS if stream.reporter == NOBODY else IS_SERVED)
+        code = code or (SUCCESS if stream.reporter < 0 else IS_SERVED)
         if not code:
             code, _ = self.enqueue("host function", stream.slot, handle=number, block=max(1, duration_ns), blocks=1)
+            stream.reporter = stream.reporter if code else RUNTIME
         self.answer(code)
 
     def process_report(self, timeout_ms: int, callback_ns: int) -> int:

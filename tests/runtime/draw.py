@@ -161,7 +161,7 @@ class Draw:
         }
         value = rng.choice(choices[what])
         if what == "flags" and name in ("create_notify", "create_counting", "create_stream"):
-            value &= 1 if rng.random() < 0.9 else 0xFF
+            value &= int(name != "create_counting") if rng.random() < 0.9 else 0xFF
         return value
 
     def _handle(self, slots: Slots) -> int:

@@ -15,6 +15,7 @@ WAIT_TIMEOUT, STREAM_ABORT, STREAM_TIMEOUT = 107019, 107023, 507046
 TABLE_FULL, NO_BYTES, DEADLOCK, OBJECTS_FULL = 900001, 900002, 900003, 900005
 PIECE = 64 << 20  # bytes
 ALL_STREAMS, NOBODY = -2, -1
+RUNTIME = -2  # serves a stream that has called a host function
 
 
 @dataclasses.dataclass(eq=False)
@@ -42,7 +43,7 @@ class Stream:
     context: int
     priority: int = 0
     flags: int = 0
-    reporter: int = NOBODY
+    reporter: int = NOBODY  # a thread, or RUNTIME
 
 
 @dataclasses.dataclass(eq=False)

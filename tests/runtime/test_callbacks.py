@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import ascend_jax as aj
+from ascend_jax.runtime.commands import taken_rows
 from ascend_jax.runtime.layout import NONE, Clock, Field, Kind, Phase, Time
 from tests.runtime.cards import HBM, MARK_COSTS, SIZES, card_of, code, fill
 
@@ -241,7 +242,24 @@ def test_host_functions_that_are_refused(card):
     assert code(aj.launch_host_func(card, 4, 5)) == aj.Code.RT_STREAM_CONTEXT
     alone = aj.unsubscribe_report(card, 0, 1)
     assert code(aj.launch_host_func(aj.capture_begin(alone, 1), 1, 5)) == aj.Code.RT_STREAM_CAPTURED
-    with pytest.raises(ValueError, match="duration_ns = -1"):
-        aj.launch_host_func(alone, 1, 5, duration_ns=-1)
+    for wrong in (-1, float("nan"), float("inf"), 300 * 10**9):
+        with pytest.raises(ValueError, match="duration_ns = "):
+            aj.launch_host_func(alone, 1, 5, duration_ns=wrong)
     ran = aj.synchronize_stream(aj.launch_host_func(alone, 1, 5), 1)
     assert (code(ran), aj.host_time_ns(ran)) == (0, 60)  # issued at 40, synchronized from 60 on
+
+
+def test_a_stream_with_host_functions_takes_no_callbacks(card):
+    card = aj.launch_callback(card, 1, 7, is_blocking=False)
+    card = aj.unsubscribe_report(aj.synchronize_stream(card, 1), 0, 1)  # nobody has run it
+    card = aj.launch_host_func(aj.launch_host_func(card, 1, 5), 1, 6)
+    assert code(card) == 0
+    ran = aj.synchronize_stream(card, 1)
+    for after in (card, ran):
+        assert code(aj.subscribe_report(after, 0, 1)) == aj.Code.RT_STREAM_SUBSCRIBE
+        for thread in (0, -1, -2):
+            assert code(aj.unsubscribe_report(after, thread, 1)) == aj.Code.RT_STREAM_SUBSCRIBE
+        assert code(aj.launch_callback(after, 1, 7)) == aj.Code.RT_STREAM_NO_CB_REG
+    assert not np.asarray(taken_rows(ran))[: ran.table.rows].any()  # also the one that nobody has run
+    again, stream = aj.create_stream(aj.destroy_stream(ran, 1))
+    assert code(aj.subscribe_report(again, 0, stream)) == 0

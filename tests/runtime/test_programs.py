@@ -13,7 +13,7 @@ from tests.runtime import programs as host_programs
 
 LENGTH, LANES = 30, 8
 SHEETS = ("odd", "ties")
-# all that only queue, and a few that let time pass: each of these has the whole engine in it, which costs compile time
+# most that only queue, and a few that let time pass: each of these has the whole engine in it, which costs compile time
 JITTED = (
     "launch_mix", "launch_pair", "copy_async", "fill_async", "record", "reset", "wait", "wait_timed", "record_notify",
     "wait_notify", "create_stream", "create_event", "create_flag_event", "create_notify", "destroy_event",

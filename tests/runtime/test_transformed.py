@@ -1,7 +1,7 @@
-"""All verbs in one program: compiled for several lanes it does what it does call by call.
+"""Verbs of every kind in one program: compiled for several lanes it does what it does call by call.
 
-One program, because each call that lets time pass brings an engine of its own into what is compiled; the calls that are
-missing here are in the random programs that are compiled.
+One program, because each call that lets time pass brings an engine of its own into what is compiled; kernels, values,
+aborts, failures and real bytes are in the random programs that are compiled.
 """
 
 import jax
@@ -14,8 +14,9 @@ from tests.runtime.cards import MARK_COSTS, SIZES, card_of
 LATE = aj.Code.RT_WAIT_TIMEOUT
 LANES = {"ns": (500, 4000, 4000), "priority": (0, 7, 8), "users": (1, 1, 2)}  # there is no priority 8
 
-# streams left, earliest thread, context made, none afterwards, the primary one, callback that was run, users left
-ANSWERS = [[2, 0, 1, -1, 0, 7, 0], [2, 0, 1, -1, 0, 7, 0], [2, 0, 1, -1, 0, 7, 1]]
+# is its stream busy, streams left, earliest thread, context made, none afterwards, the primary one, callback that was
+# run, users left
+ANSWERS = [[1, 2, 0, 1, -1, 0, 7, 0], [1, 2, 0, 1, -1, 0, 7, 0], [-1, 2, 0, 1, -1, 0, 7, 1]]
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,16 @@ def kit():
     for stream in (1, 2):
         card = aj.subscribe_report(aj.create_stream(card)[0], 0, stream)
     return card, int(device), int(host)
+
+
+def counts(card, ns):
+    """A count that is waited for before it is reached, and a function of the host."""
+    card, count = aj.create_cnt_notify(card, site=1)
+    card = aj.wait_cnt_notify(card, count, 3, 2, mode=aj.CntWaitMode.EQUAL, clears=True, timeout_s=1, site=1)
+    card = aj.record_cnt_notify(card, count, 2, 0, mode=aj.CntRecordMode.SET_VALUE, site=1)
+    card = aj.record_cnt_notify(card, count, 1, 0, mode=aj.CntRecordMode.ADD, site=1)
+    card = aj.launch_host_func(card, 0, 5, duration_ns=ns // 100, site=1)
+    return aj.destroy_cnt_notify(card, count, site=1)
 
 
 def events(card, device, ns):
@@ -61,16 +72,17 @@ def callbacks(card, ns):
 
 
 def streams(card, device, priority):
-    """A stream is made, used and destroyed by a thread of its own."""
+    """A stream is made, used, asked and destroyed by a thread of its own."""
     card, primary = aj.get_context(card, site=1)
     card, worker = aj.create_thread(card, site=1)
     card = aj.set_context(aj.use_thread(card, worker, site=1), primary, site=1)
     card, stream = aj.create_stream(aj.host_work(card, 300), priority=priority, site=1)
     card = aj.memset_async(card, device, 0, 3920, stream, site=1)
+    card, is_busy = aj.stream_query(card, stream, site=1)
     card, left = aj.stream_available_count(aj.destroy_stream(card, stream, site=1), site=1)
     earliest = aj.earliest_thread(card)
     card = aj.join_thread(aj.use_thread(card, 0, site=1), worker, site=1)
-    return aj.end_thread(card, worker, site=1), (left, earliest)
+    return aj.end_thread(card, worker, site=1), (is_busy, left, earliest)
 
 
 def contexts(card, device, host):
@@ -94,7 +106,7 @@ def reset(card, device, users):
 
 def flow(kit, ns, priority, users):
     card, device, host = kit
-    card, asked = streams(card, device, priority)
+    card, asked = streams(counts(card, ns), device, priority)
     card, handles = contexts(card, device, host)
     card = events(card, device, ns)
     card, number = callbacks(card, ns)
@@ -114,5 +126,6 @@ def test_a_compiled_program_of_lanes_does_what_its_calls_do(kit):
         assert [int(x) for x in answers] == ANSWERS[lane]
         log = aj.insight.timeline(aj.synchronize_device(queued))
         codes = [log.code[log.kind == kind].tolist() for kind in ("event wait", "notify wait")]
+        assert codes[1].pop(0) == 0  # the count
         # with the long task the flag is reset after stream 0 has set it, and stream 2 waits in vain for both
         assert codes == ([[0, 0, 0], [0, LATE]] if lane == 0 else [[0, LATE, 0], [LATE, 0]])
