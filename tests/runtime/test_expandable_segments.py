@@ -155,6 +155,21 @@ def test_addresses_of_others_end_a_segment_and_another_begins(times):
     assert int(beyond) == 0 and int(aj.last_code(s.card)) == aj.Code.MEMORY_ALLOCATION
 
 
+def test_the_holes_of_a_segment_belong_to_it():
+    """The longest run of free addresses is a hole of 40 GiB: no other segment may begin there."""
+    card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0, max_commands=16, max_blocks=16, max_streams=2)
+    card, side = aj.create_stream(card)
+    s = Session(card, OPTION, pad_bytes=0)
+    front, middle, last = s.alloc(20 * MIB), s.alloc(40 * GIB), s.alloc(20 * MIB)
+    s.free(middle)
+    s.empty()
+    other = s.alloc(GIB, side)  # 52 chunks of 20 MiB
+    assert other > last and s.mib("reserved_bytes") == 20 + 20 + 1040
+    s.free(last), s.free(front)
+    s.empty()
+    assert s.mib("reserved_bytes") == 1040 and s.taken == 1040 * MIB and list(s.cache.spaces) == [other * 64]
+
+
 def test_pages_are_nobody_elses(times):
     s = Session(times, OPTION, pad_bytes=0)
     pointer = s.alloc(20 * MIB)
