@@ -72,8 +72,8 @@ _FLAGS = int(PolicyFlag.LOW_BAND_WIDTH | PolicyFlag.HIGH_BAND_WIDTH | PolicyFlag
 
 def is_live(card: CardState, place: Range) -> jax.Array:
     """Return whether a range lies inside one live block of device or pinned host memory, or is mapped in a segment."""
-    end, rest = place.end
-    is_mapped = (end + (rest > 0) <= segment_left(card, place.pointer)) & (place.offset >= 0) & (place.whole >= 0)
+    (end, rest), left = place.end, segment_left(card, place.pointer)
+    is_mapped = (left > 0) & (end + (rest > 0) <= left) & (place.offset >= 0) & (place.whole >= 0)
     return holds(heap_of(card.host, card.hbm, place.pointer), place) | is_mapped
 
 
