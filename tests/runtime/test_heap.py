@@ -141,7 +141,7 @@ def test_a_size_is_a_whole_number(small_card, nbytes):
 def test_pointers_offsets_and_policies_are_whole_numbers(small_card, number):
     calls = {
         "pointer": [lambda: aj.free(small_card, number), lambda: aj.memset(small_card, number, 1, 64),
-                    lambda: aj.unmap_mem(small_card, number), lambda: aj.memcpy2d(small_card, 1, 64, number, 64, 64, 2)],
+                    lambda: aj.unmap_mem(small_card, number), lambda: aj.memcpy2d(small_card, 1, 8, number, 8, 8, 2)],
         "offset": [lambda: aj.memset(small_card, 1, 1, 64, dst_offset=number)],
         "policy": [lambda: aj.malloc(small_card, 64, number)],
     }  # fmt: skip
