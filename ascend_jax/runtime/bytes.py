@@ -23,7 +23,8 @@ def is_backed(card: CardState, place: Range) -> jax.Array:
     granule = jnp.where(on_host, pointer - layout.HOST_BASE, pointer - layout.HBM_BASE)
     size = jnp.where(on_host, card.device[Device.HOST_BACKING], card.device[Device.HBM_BACKING])
     is_backed = (granule >= 0) & (granule <= size) & (end + (rest > 0) <= size - granule)
-    return is_backed | (end + (rest > 0) <= segment_bytes(card, pointer)[1])
+    left = segment_bytes(card, pointer)[1]
+    return is_backed | ((left > 0) & (end + (rest > 0) <= left))
 
 
 def first_byte(card: CardState, pointer: jax.Array, offset: jax.Array) -> jax.Array:

@@ -28,6 +28,7 @@ from ascend_jax.runtime.codes import AscendError, Code
 from ascend_jax.runtime.edge import Site, verb
 from ascend_jax.runtime.handles import find_stream
 from ascend_jax.runtime.layout import GRANULE_BYTES, Clock, Field, HeapWord, Stream
+from ascend_jax.runtime.ranges import require_whole
 from ascend_jax.runtime.state import CardState, require_single
 from ascend_jax.runtime.synchronize import look
 
@@ -196,7 +197,7 @@ def cache_free(
     Raises:
       AscendError: 107000 for what is no block in use.
     """
-    if int(pointer) == 0:
+    if pointer == 0:
         return cache, card
     block = _in_use(cache, pointer)
     marks = tuple((stream, int(card.clock[Clock.ENQUEUED])) for stream in block.streams)
@@ -206,6 +207,7 @@ def cache_free(
 
 
 def _in_use(cache: CachingAllocator, pointer: int) -> Block:
+    require_whole(pointer=pointer)
     block = cache.blocks.get(int(pointer) * GRANULE_BYTES)
     if block is None or not block.is_used:
         raise AscendError(Code.RT_PARAM_INVALID, f"pointer {int(pointer)} is no block of the allocator in use")

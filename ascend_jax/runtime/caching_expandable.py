@@ -174,7 +174,7 @@ def _new_space(cache: CachingAllocator, card: CardState, size: int, is_small: bo
     """
     page = GIANT if cache.options.page_size_1g and not is_small else ROUND_LARGE
     taken = [(low * GRANULE_BYTES, high * GRANULE_BYTES) for low, high in taken_addresses(card)]
-    taken += [(at, at + (SMALL_SPACE if one.is_small else 0)) for at, one in cache.spaces.items()]
+    taken += [(at, _past(at, one)) for at, one in cache.spaces.items()]
     first = up(addresses_begin(card) * GRANULE_BYTES, page)
     gaps, opening = [], first
     for low, high in [*sorted(taken), (ADDRESSES_END * GRANULE_BYTES,) * 2]:
@@ -188,6 +188,12 @@ def _new_space(cache: CachingAllocator, card: CardState, size: int, is_small: bo
     middle = begin if begin == first else up((begin + end) // 2, page)
     start = middle if need <= end - middle else begin
     return start if need <= end - start else None
+
+
+def _past(start: int, space: Space) -> int:
+    """Return the address past what belongs to a segment whatever is mapped: its holes too, which it fills itself."""
+    mapped = max((piece.end for piece in space.pieces), default=0) * GRANULE_BYTES
+    return max(start + SMALL_SPACE if space.is_small else start, mapped)
 
 
 def _chunks(cache: CachingAllocator, first: int, nbytes: int, is_small: bool) -> Chunks:

@@ -28,7 +28,7 @@ class CacheOutOfMemory(AscendError):
 def shortage(cache: CachingAllocator, card: CardState, nbytes: int, site: str) -> OutOfMemory:
     """Return the report of an allocation that has just failed, for the allocator and the card as they are now."""
     device = memory_report(card)
-    allowed = cache.allowed_bytes - cache.reserved_bytes
+    allowed = max(cache.allowed_bytes - cache.reserved_bytes, 0)  # a limit may be lowered below what is reserved
     is_limited = allowed < device.free_bytes
     cached = sum(block.size for block in cache.blocks.values() if not block.is_used)
     sites: dict[str, list[int]] = {}

@@ -13,6 +13,7 @@ from ascend_jax.runtime.edge import Site, verb
 from ascend_jax.runtime.handles import find_stream
 from ascend_jax.runtime.layout import GRANULE_BYTES
 from ascend_jax.runtime.memory import free_workspace, malloc_workspace
+from ascend_jax.runtime.ranges import require_whole
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import forgiven
 from ascend_jax.runtime.synchronize import synchronize_device
@@ -35,6 +36,7 @@ def cache_workspace(
 
     Raises:
       ValueError: ``nbytes`` is negative.
+      TypeError: ``nbytes`` is no whole number.
       AscendError: 107003 for an unknown stream.
       CacheOutOfMemory: 207001; go on with ``cache`` and ``card`` of the exception.
 
@@ -44,6 +46,7 @@ def cache_workspace(
     >>> aj.memory_report(card).runtime_bytes >> 20, aj.memory_stats(cache)["reserved_bytes.all.current"]
     (4, 0)
     """
+    require_whole(nbytes=nbytes)
     if nbytes < 0:
         raise ValueError(f"nbytes = {nbytes}: must be 0 or more")
     code, slot = find_stream(card, stream)

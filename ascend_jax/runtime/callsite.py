@@ -4,6 +4,7 @@ A site is a 31-bit hash of ``folder/file:line``, so it is the same in every proc
 number. The table that turns it back into text only ever grows and never changes a result.
 """
 
+import functools
 import os
 import sys
 import zlib
@@ -21,8 +22,13 @@ def here() -> np.int32:
     frame = sys._getframe(1)
     while frame.f_back is not None and (_is_inside(frame.f_code.co_filename) or _is_generated(frame)):
         frame = frame.f_back
-    folder, name = os.path.split(frame.f_code.co_filename)
-    return intern(f"{os.path.basename(folder)}/{name}:{frame.f_lineno}")
+    return _site(frame.f_code.co_filename, frame.f_lineno)
+
+
+@functools.cache
+def _site(filename: str, line: int) -> np.int32:
+    folder, name = os.path.split(filename)
+    return intern(f"{os.path.basename(folder)}/{name}:{line}")
 
 
 def _is_inside(filename: str) -> bool:

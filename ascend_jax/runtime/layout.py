@@ -386,7 +386,7 @@ class Virtual(enum.IntEnum):
     KIND = 0  # VirtualKind
     START = 1  # granule
     SIZE = 2
-    PHYSICAL = 3  # granule behind the first one, of a mapping; of a segment: of `memory`, 0 = no real bytes
+    PHYSICAL = 3  # granule behind the first one, of a mapping; of a segment: of `memory`, or 0 or -its window: no bytes
 
 
 class VirtualKind(enum.IntEnum):

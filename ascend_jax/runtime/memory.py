@@ -37,7 +37,7 @@ from ascend_jax.runtime.layout import (
     HeapFlag,
     HeapWord,
 )
-from ascend_jax.runtime.ranges import Range, address, split_bytes
+from ascend_jax.runtime.ranges import Range, address, require_whole, split_bytes
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.shortages import note_shortage, with_request
 from ascend_jax.runtime.state import CardState, Heap
@@ -72,8 +72,8 @@ _FLAGS = int(PolicyFlag.LOW_BAND_WIDTH | PolicyFlag.HIGH_BAND_WIDTH | PolicyFlag
 
 def is_live(card: CardState, place: Range) -> jax.Array:
     """Return whether a range lies inside one live block of device or pinned host memory, or is mapped in a segment."""
-    end, rest = place.end
-    is_mapped = (end + (rest > 0) <= segment_left(card, place.pointer)) & (place.offset >= 0) & (place.whole >= 0)
+    (end, rest), left = place.end, segment_left(card, place.pointer)
+    is_mapped = (left > 0) & (end + (rest > 0) <= left) & (place.offset >= 0) & (place.whole >= 0)
     return holds(heap_of(card.host, card.hbm, place.pointer), place) | is_mapped
 
 
@@ -191,6 +191,7 @@ def _free_host(card: CardState, request: jax.Array) -> CardState:
 
 def _known(policy: Number) -> Number:
     """Return a policy as given; -1 for a number that int32 does not hold, which is outside the enum as well."""
+    require_whole(policy=policy)
     is_far = isinstance(policy, int | np.integer) and not -(2**31) <= policy < 2**31
     return -1 if is_far else policy
 

@@ -44,12 +44,6 @@ class Range(NamedTuple):
         return Range(moved, offset - (granules << GRANULE_SHIFT), whole, rest, jnp.zeros_like(moved))
 
 
-def address(pointer: Number) -> Number:
-    """Return a pointer as given, or one at which nothing lies if it is a number that int32 does not hold."""
-    is_far = isinstance(pointer, int | np.integer) and not -(2**31) <= pointer < 2**31
-    return 2**31 - 1 if is_far else pointer
-
-
 def require_whole(**numbers: Number) -> None:
     """Refuse what counts nothing.
 
@@ -58,13 +52,25 @@ def require_whole(**numbers: Number) -> None:
     """
     for name, number in numbers.items():
         is_whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-        if not is_whole and not jnp.issubdtype(jnp.result_type(number), jnp.integer):
+        if not is_whole and not jnp.issubdtype(getattr(number, "dtype", None) or jnp.result_type(number), np.integer):
             raise TypeError(f"{name} = {number!r}: must be a whole number")
+
+
+def address(pointer: Number) -> Number:
+    """Return a pointer as given, or one at which nothing lies if it is a number that int32 does not hold.
+
+    Raises:
+      TypeError: It is no whole number.
+    """
+    require_whole(pointer=pointer)
+    is_far = isinstance(pointer, int | np.integer) and not -(2**31) <= pointer < 2**31
+    return 2**31 - 1 if is_far else pointer
 
 
 def byte_range(pointer: Number, offset: Number, nbytes: Number) -> Range:
     """Return a range; Python ints may have any size, what no card has becomes a length below 0, to be refused."""
     pointer = address(pointer)
+    require_whole(offset=offset)
     whole, rest = split_bytes(nbytes)
     if not isinstance(offset, int | np.integer):
         return Range(pointer, offset, whole, rest)

@@ -200,7 +200,7 @@ def _with_ranges(
         return None
     reach = int(card.device[Device.HBM_BACKING])
     for row, (first, size) in zip(free, new, strict=False):
-        bytes_at = window + first - start if window and first - start < reach else 0
+        bytes_at = window + first - start if window and first - start < reach else -window  # whose it is, all the same
         table[row] = VirtualKind.SEGMENT, first, size, bytes_at
     return table
 
@@ -252,7 +252,8 @@ def taken_windows(card: CardState) -> set[int]:
     """Return the granules where windows begin that some mapped segment has."""
     window = int(card.device[Device.HBM_BACKING])
     table = np.asarray(card.virtual, np.int64)
-    places = table[(table[:, Virtual.KIND] == VirtualKind.SEGMENT) & (table[:, Virtual.PHYSICAL] > 0), Virtual.PHYSICAL]
+    is_kept = (table[:, Virtual.KIND] == VirtualKind.SEGMENT) & (table[:, Virtual.PHYSICAL] != 0)
+    places = abs(table[is_kept, Virtual.PHYSICAL])
     first = window + int(card.device[Device.HOST_BACKING])
     return {int(first + (place - first) // window * window) for place in places} if window else set()
 

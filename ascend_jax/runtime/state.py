@@ -62,9 +62,10 @@ class Heap:
 class CardState:
     """One simulated card. Letters: S streams, E events, T notifies, N commands, ... (see ``layout``).
 
-    ``memory`` holds the visible bytes: first the HBM that is backed by real bytes, then pinned host memory, then a
-    chunk of slack. ``shadow`` has the same addresses and holds what running commands have computed and not published:
-    a command reads its inputs when it starts and its outputs become visible when it ends.
+    ``memory`` holds the visible bytes: first the HBM that is backed by real bytes, then pinned host memory, then what
+    expandable segments hold, then a chunk of slack. ``shadow`` has the same addresses and holds what running commands
+    have computed and not published: a command reads its inputs when it starts and its outputs become visible when it
+    ends.
     """
 
     chip: ChipSpec
@@ -85,7 +86,7 @@ class CardState:
     device: jax.Array  # int32 [len(Device)]
     clock: jax.Array  # int32 [len(Clock)], the current thread's host time and the device's
     status: jax.Array  # int32 [len(StatusWord)]
-    memory: jax.Array  # uint8 [bytes of HBM + of pinned memory + CHUNK_BYTES]
+    memory: jax.Array  # uint8 [bytes of HBM + of pinned memory + of segments + CHUNK_BYTES]
     shadow: jax.Array  # uint8, like memory
     kernels: tuple[KernelSpec, ...] = dataclasses.field(metadata={"static": True})
     max_events: int = dataclasses.field(metadata={"static": True})  # E

@@ -204,6 +204,11 @@ def test_running_out_tells_the_truth(card):
     stats = aj.memory_stats(s.cache)
     assert (stats["num_ooms"], stats["num_alloc_retries"], report.shortages) == (1, 1, 1)
     assert s.mib("reserved_bytes") == 30 << 10 and s.taken == 30 << 30
+    s.cache = aj.set_per_process_memory_fraction(s.cache, s.card, 0.25)  # below what is in use
+    with pytest.raises(aj.CacheOutOfMemory) as caught:
+        s.alloc(1 << 30)
+    report = caught.value.report
+    assert (report.free_bytes, report.largest_free_bytes, report.limit_bytes) == (0, 0, 16 << 30)
     s.free(kept)
     assert s.alloc(3 << 30)
 

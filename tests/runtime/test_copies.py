@@ -95,6 +95,7 @@ def test_refused_copies(kit):
             lambda: aj.memcpy2d_async(card, b, 6_000_000, a, 6_000_000, 5_000_001, 1, stream),
             code.RT_PARAM_INVALID,
         ),
+        "nothing, from nowhere": (lambda: aj.memcpy(card, b, 1 << 20, 0), code.RT_PARAM_INVALID),
         "host to host": (lambda: aj.memcpy_async(card, pinned, at["pageable"], 4, stream), code.FEATURE_NOT_SUPPORT),
     }
     memory = np.asarray(card.memory)

@@ -1,10 +1,12 @@
 """Expandable segments: where their addresses and their memory lie; bytes come through whatever lies between."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ascend_jax as aj
 from ascend_jax.runtime.layout import HeapWord
+from ascend_jax.runtime.translation import segment_bytes
 from tests.runtime.test_caching_allocator import MIB, Session
 
 GIB = 1 << 30
@@ -153,6 +155,38 @@ def test_addresses_of_others_end_a_segment_and_another_begins(times):
     assert b > int(address) and len(s.cache.spaces) == 2
     s.card, beyond = aj.reserve_mem_address(s.card, 128 * GIB)
     assert int(beyond) == 0 and int(aj.last_code(s.card)) == aj.Code.MEMORY_ALLOCATION
+
+
+def test_the_holes_of_a_segment_belong_to_it():
+    """The longest run of free addresses is a hole of 40 GiB: no other segment may begin there."""
+    card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0, max_commands=16, max_blocks=16, max_streams=2)
+    card, side = aj.create_stream(card)
+    s = Session(card, OPTION, pad_bytes=0)
+    front, middle, last = s.alloc(20 * MIB), s.alloc(40 * GIB), s.alloc(20 * MIB)
+    s.free(middle)
+    s.empty()
+    other = s.alloc(GIB, side)  # 52 chunks of 20 MiB
+    assert other > last and s.mib("reserved_bytes") == 20 + 20 + 1040
+    s.free(last), s.free(front)
+    s.empty()
+    assert s.mib("reserved_bytes") == 1040 and s.taken == 1040 * MIB and list(s.cache.spaces) == [other * 64]
+
+
+def test_the_bytes_of_two_allocators_lie_apart():
+    """What is mapped of the first one's segment lies past its real bytes, which it gets back later."""
+    chip = aj.chip("Ascend910B2").replace(hbm_bytes=16 * MIB)
+    card = aj.init(chip, hbm_backing_bytes=4 * MIB, host_backing_bytes=0, max_commands=16, max_blocks=16)
+    one = Session(card, OPTION, pad_bytes=0)
+    pointers = [one.alloc(MIB) for _ in range(6)]
+    for pointer in pointers[:4]:
+        one.free(pointer)
+    one.empty()
+    other = Session(one.card, OPTION, pad_bytes=0)
+    there = other.alloc(MIB)
+    one.card = other.card
+    assert one.alloc(MIB) == pointers[0]
+    places, left = segment_bytes(one.card, jnp.array([pointers[0], pointers[4], there]))
+    assert abs(int(places[0]) - int(places[2])) * 64 == 4 * MIB and (left * 64).tolist() == [4 * MIB, 0, 4 * MIB]
 
 
 def test_pages_are_nobody_elses(times):

@@ -137,6 +137,20 @@ def test_a_size_is_a_whole_number(small_card, nbytes):
         aj.malloc(small_card, nbytes)
 
 
+@pytest.mark.parametrize("number", [0.0, 32768.5, True, np.float32(1), jnp.float32(1)])
+def test_pointers_offsets_and_policies_are_whole_numbers(small_card, number):
+    calls = {
+        "pointer": [lambda: aj.free(small_card, number), lambda: aj.memset(small_card, number, 1, 64),
+                    lambda: aj.unmap_mem(small_card, number), lambda: aj.memcpy2d(small_card, 1, 8, number, 8, 8, 2)],
+        "offset": [lambda: aj.memset(small_card, 1, 1, 64, dst_offset=number)],
+        "policy": [lambda: aj.malloc(small_card, 64, number)],
+    }  # fmt: skip
+    for name, wrong in calls.items():
+        for call in wrong:
+            with pytest.raises(TypeError, match=f"{name} = .*: must be a whole number"):
+                call()
+
+
 @pytest.mark.parametrize("pointer", [2**31, 2**40, -(2**31) - 1, 2**100])
 def test_pointers_beyond_int32_are_unknown(small_card, pointer):
     card, good = aj.malloc(small_card, 4096)
