@@ -130,6 +130,15 @@ def test_the_plain_form_is_the_same(name):
         np.testing.assert_allclose(got, want, atol=2e-6)
 
 
+@pytest.mark.parametrize("columns", [264, 300, 512])  # longer than a product is, multiples of 16 or not
+def test_long_tiles_draw_the_same_dropout(columns):
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.normal(size=(1, length, 1, D)).astype(np.float32) for length in (16, 600, 600))
+    dropout = philox_dropout(0.5, seed=3)
+    out = quick(lambda *x: aj.flash_attention(*x, dropout=dropout, tile=(16, columns)))(q, k, v)
+    np.testing.assert_allclose(out, quick(lambda *x: plain_attention(*x, dropout=dropout))(q, k, v), atol=2e-6)
+
+
 def test_the_plain_form_has_higher_derivatives():
     def value(q):
         return plain_attention(q, KEYS, V, causal=True, bias=jnp.asarray(BIAS)).sum()

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ascend_jax.ops.attention.centring import centred_keys, centred_queries, spread_of
+from ascend_jax.ops.attention.dropout import PHILOX_COLUMNS
 from ascend_jax.ops.attention.scoring import (
     Lines,
     Options,
@@ -34,7 +35,7 @@ from ascend_jax.ops.attention.scoring import (
 
 __all__ = ["RowState", "forward"]
 
-_CHAIN = 256  # columns of weights that one product adds up
+_CHAIN = 256  # columns of weights that one product adds up, a multiple of PHILOX_COLUMNS
 
 
 class RowState(NamedTuple):
@@ -127,7 +128,8 @@ class Head(NamedTuple):
     def spot(self, q_index: Any, kv_index: Any, lines: Lines) -> Spot:
         """Returns a tile by its place in the grid."""
         rows, cols = self.options.tile
-        return Spot(self.batch, self.head, q_index * rows, kv_index * cols, rows, cols, lines)
+        is_aligned = cols % PHILOX_COLUMNS == 0
+        return Spot(self.batch, self.head, q_index * rows, kv_index * cols, rows, cols, lines, is_aligned)
 
     def scores(self, q: jax.Array, k_columns: jax.Array, spot: Spot) -> jax.Array:
         """Returns the scores of a tile of queries ``[rows, D]``, scaled already, and keys ``[D, cols]``."""
