@@ -167,8 +167,10 @@ def _q_tiles(
 
     def one(q_index: jax.Array) -> tuple[jax.Array, ...]:
         q_rows = (lax.dynamic_slice_in_dim(q, q_index * q_tile, q_tile) * at.scale).astype(q.dtype)
-        q_rows, shift = (q_rows, jnp.zeros((), kind)) if spread is None else centred_queries(q_rows, spread)
         lines = at.lines(q_index)
+        shift = jnp.zeros((), kind)
+        if spread is not None:
+            q_rows, shift = centred_queries(q_rows, spread, lines.high - lines.low)
         sink = None if at.sink is None else at.sink[at.head].astype(kind) - shift
         top = jnp.asarray(lowest, kind) if sink is None else jnp.maximum(sink, lowest)
         weight = jnp.zeros((), kind) if sink is None else jnp.exp(sink - top)
