@@ -32,6 +32,7 @@ from ascend_jax.ops.attention.scoring import (
     tile_runs,
     tile_scores,
 )
+from ascend_jax.runtime.loop import varying_together
 
 __all__ = ["RowState", "forward"]
 
@@ -175,7 +176,7 @@ def _q_tiles(
         top = jnp.asarray(lowest, kind) if sink is None else jnp.maximum(sink, lowest)
         weight = jnp.zeros((), kind) if sink is None else jnp.exp(sink - top)
         top, weight = (jnp.broadcast_to(x, (q_tile,)) for x in (top, weight))
-        state = RowState(top, weight, jnp.zeros((q_tile, v.shape[1]), kind))
+        state = varying_together(q_rows, RowState(top, weight, jnp.zeros((q_tile, v.shape[1]), kind)))[1]
 
         def step(kv_index: Any, state: RowState, is_masked: bool) -> RowState:
             v_rows = lax.dynamic_slice_in_dim(v_clean, kv_index * kv_tile, kv_tile)
@@ -232,7 +233,7 @@ def _strays(at: Head, q_index: jax.Array, v: jax.Array) -> jax.Array:
         return tuple(x + dot(seen, y.astype(v.dtype), at.options) for x, y in zip(counts, rows, strict=True))
 
     none = jnp.zeros((at.options.tile[0], v.shape[1]), v.dtype)
-    up, down = at.walk(q_index, step, (none, none))
+    up, down = at.walk(q_index, step, varying_together(v, (none, none))[1])
     return jnp.where(up > 0, jnp.inf, 0).astype(v.dtype) + jnp.where(down > 0, -jnp.inf, 0).astype(v.dtype)
 
 
