@@ -178,7 +178,8 @@ def _mask(mask: Any, geometry: Geometry, mode: int, shapes: tuple[int, int, int,
     if mode == 5:
         allowed -= {(q_len, kv_len)}
     if mask.shape not in allowed:
-        text = f"must be [Sq, Skv], [1, 1, ..], [B, 1, ..] or [B, N, Sq, Skv] with Sq, Skv = {q_len}, {kv_len}"
+        flat = "" if mode == 5 else "[Sq, Skv], "
+        text = f"must be {flat}[1, 1, ..], [B, 1, ..] or [B, N, Sq, Skv] with Sq, Skv = {q_len}, {kv_len}"
         raise refuse("atten_mask.shape", list(mask.shape), text)
     return {"mask": mask if mask.ndim == 4 else mask[None, None]}, False
 

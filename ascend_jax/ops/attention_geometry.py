@@ -95,6 +95,7 @@ def fixed_geometry(
     if not has_mask:
         return Geometry((Visibility(q_len, kv_len),) * batch, False, q_len, False, False)
     mode = _mode(sparse_mode, range(7), "0 to 6; 7 and 8 are for TND")
+    check_tokens(pre_tokens, next_tokens)
     if mode == SparseMode.NO_MASK:
         _check_top_left(q_len, kv_len, pre_tokens, next_tokens)
     if mode == SparseMode.BAND:
@@ -136,6 +137,7 @@ def packed_geometry(
     if not has_mask:
         return Geometry(tuple(Visibility(a, b) for a, b in pairs), True, total_rows, False, False)
     mode = _mode(sparse_mode, (0, 1, 2, 3, 4, 6, 7, 8), "0 to 4 or 6 to 8 with TND")
+    check_tokens(pre_tokens, next_tokens)
     live = [n for n, (a, b) in enumerate(pairs) if a and b]
     banded = {SparseMode.RIGHT_DOWN_CAUSAL_BAND: live[-1:], SparseMode.BAND_LEFT_UP_CAUSAL: live[:1]}.get(mode, [])
     inner = {7: SparseMode.RIGHT_DOWN_CAUSAL, 8: SparseMode.LEFT_UP_CAUSAL}.get(mode, mode)
@@ -167,6 +169,13 @@ def _mode(given: int, known: Sequence[int], rule: str) -> SparseMode:
     if given not in known:
         raise refuse("sparse_mode", given, f"must be {rule}")
     return SparseMode(given)
+
+
+def check_tokens(pre_tokens: object, next_tokens: object) -> None:
+    """Raise 161002 unless both sides of a window are integers."""
+    for name, given in (("pre_tokens", pre_tokens), ("next_tokens", next_tokens)):
+        if isinstance(given, bool) or not isinstance(given, int | np.integer):
+            raise refuse(name, repr(given), "must be an integer")
 
 
 def _check_top_left(q_len: int, kv_len: int, pre: int, nxt: int) -> None:

@@ -17,7 +17,7 @@ from ascend_jax.ops.attention.host_tile import host_tiles
 from ascend_jax.ops.attention.kernel import FLT_MAX, attend
 from ascend_jax.ops.attention.scoring import Options, Scoring
 from ascend_jax.ops.attention.visibility import ALL_TOKENS, SparseMode, column_bounds
-from ascend_jax.ops.attention_geometry import packed_geometry
+from ascend_jax.ops.attention_geometry import check_tokens, packed_geometry
 from ascend_jax.ops.attention_inference_checks import (
     INFERENCE_LAYOUTS,
     check_dims,
@@ -143,6 +143,7 @@ def fused_infer_attention_score(
     has_one_row = q.shape[2] == 1 and not is_packed
     mode = SparseMode.NO_MASK if has_one_row or atten_mask is None else SparseMode(sparse_mode)
     tokens = (ALL_TOKENS, ALL_TOKENS) if has_one_row or atten_mask is None else (pre_tokens, next_tokens)
+    check_tokens(*tokens)
     if is_packed:
         scoring, k, v = _packed_rows(q, k, v, actual_seq_lengths, kv_lengths, mode, tokens, block_table is not None)
     else:

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ascend_jax.runtime.loop import varying_together
+
 __all__ = ["paged_decode"]
 
 State = tuple[jax.Array, jax.Array, jax.Array]  # row_max, row_sum, acc of the query rows of one product
@@ -99,6 +101,7 @@ def _decode(
         value_dim = v_pool.shape[2] // kv_heads if v_pool.ndim == 3 else _width(v_pool)
         lowest = jnp.full(size, jnp.finfo(kind).min, kind)
         state = ((lowest, jnp.zeros(size, kind), jnp.zeros((size, joined * value_dim), kind)),) * parts
+        state = varying_together((rows, k_pool, v_pool, pages, length), state)[1]
         whole = length // (step * block_size)
         state = lax.fori_loop(0, whole, lambda n, x: chunk(n, x, False), state)
         state = lax.fori_loop(whole, -(-length // (step * block_size)), lambda n, x: chunk(n, x, True), state)

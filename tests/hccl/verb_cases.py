@@ -323,7 +323,8 @@ def check_ring(carriers):
 if __name__ == "__main__":
     hccl.set_host_devices(CARDS)
     check_ring(sys.argv[1:])
-    for carrier, steps in zip(sys.argv[1:], (5, 3), strict=True):
-        del STEPS[steps:]  # each device compiles for itself
+    all_steps = list(STEPS)
+    for carrier, numbers in zip(sys.argv[1:], ((0, 1, 2, 3, 6), (0, 1, 13)), strict=True):
+        STEPS[:] = [all_steps[number] for number in numbers]  # few, as each device compiles for itself
         check(carrier, range(2))
     print("equal")

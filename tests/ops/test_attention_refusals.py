@@ -57,6 +57,8 @@ SCORE = [  # changes to a good call, code, words of the message
     ({"atten_mask": FULL.astype(np.float32)}, 161002, "atten_mask.dtype"),
     ({"atten_mask": FULL, "pre_tokens": -1, "next_tokens": -1}, 561002, "-1, -1"),
     ({"atten_mask": FULL, "pre_tokens": 1, "next_tokens": -2}, 561002, "next_tokens = -2"),
+    ({"atten_mask": FULL, "pre_tokens": 1.5}, 161002, "pre_tokens = 1.5"),
+    ({"atten_mask": COMPRESSED, "sparse_mode": 4, "next_tokens": True}, 161002, "next_tokens = True"),
     ({"atten_mask": COMPRESSED, "sparse_mode": 4, "pre_tokens": -5, "next_tokens": 2}, 561002, "encloses nothing"),
     ({"atten_mask": FULL[None, None], "sparse_mode": 5}, 161002, "prefix = None"),
     ({"atten_mask": Z((3072, 2048), np.uint8), "sparse_mode": 6, "prefix": [7]}, 561002, "[0, 6]"),

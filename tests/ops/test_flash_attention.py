@@ -130,6 +130,34 @@ def test_the_plain_form_is_the_same(name):
         np.testing.assert_allclose(got, want, atol=2e-6)
 
 
+@pytest.mark.parametrize("columns", [264, 300, 512])  # longer than a product is, multiples of 16 or not
+def test_long_tiles_draw_the_same_dropout(columns):
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.normal(size=(1, length, 1, D)).astype(np.float32) for length in (16, 600, 600))
+    dropout = philox_dropout(0.5, seed=3)
+    out = quick(lambda *x: aj.flash_attention(*x, dropout=dropout, tile=(16, columns)))(q, k, v)
+    np.testing.assert_allclose(out, quick(lambda *x: plain_attention(*x, dropout=dropout))(q, k, v), atol=2e-6)
+
+
+def test_heads_side_by_side_under_shard_map():
+    """With its checks on, a loop must not start from what is the same on all devices; the shared key adds up."""
+    mesh = jax.make_mesh((jax.device_count(),), ("card",), axis_types=(jax.sharding.AxisType.Auto,))
+    heads, alike = jax.sharding.PartitionSpec(None, None, "card"), jax.sharding.PartitionSpec()
+    rng = np.random.default_rng(2)
+    q = rng.normal(size=(1, 20, 2 * jax.device_count(), D)).astype(np.float32)
+    k, v = (rng.normal(size=(1, 40, 1, D)).astype(np.float32) for _ in range(2))
+
+    def attend(q, k, v):
+        return aj.flash_attention(q, k, v, causal="lower_right", tile=16)
+
+    sharded = jax.shard_map(attend, mesh=mesh, in_specs=(heads, alike, alike), out_specs=heads)
+    for got, want in zip(
+        *(quick(jax.grad(lambda *x, f=f: jnp.sin(f(*x)).sum(), (0, 1, 2)))(q, k, v) for f in (sharded, attend)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, want, atol=2e-6)
+
+
 def test_the_plain_form_has_higher_derivatives():
     def value(q):
         return plain_attention(q, KEYS, V, causal=True, bias=jnp.asarray(BIAS)).sum()

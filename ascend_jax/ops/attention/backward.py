@@ -35,6 +35,7 @@ from ascend_jax.ops.attention.scoring import (
     keep_weights,
     tile_runs,
 )
+from ascend_jax.runtime.loop import varying_together
 
 __all__ = ["backward"]
 
@@ -101,7 +102,7 @@ def backward(
                 d_sink = jnp.where(row_sum == 0, 0, jnp.exp(sink[at.head] - row_max) * shift).sum()
             return carry, (d_q[:q_len], d_sink)
 
-        zeros = tuple(jnp.zeros(x.shape, row_dtype(q)) for x in columns)
+        zeros = varying_together(q, tuple(jnp.zeros(x.shape, row_dtype(q)) for x in columns))[1]
         (*sums, d_bias), (d_q, d_sink) = lax.scan(q_head, (*zeros, d_bias), (jnp.arange(group), *of_queries))
         d_k, d_v = (jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1])[:kv_len] for x in sums)
         return d_bias, (d_q, d_k, d_v, d_sink)
@@ -110,6 +111,7 @@ def backward(
     of_queries = tuple(x.reshape(*heads_first, *x.shape[3:]) for x in (q, *cotangents, *results))
     keys = tuple(x.reshape(batch * kv_heads, *x.shape[2:]) for x in (k, v))
     d_bias: Any = None if bias is None else _zero_bias(bias, options, (q_len + q_pad, kv_len + kv_pad), row_dtype(q))
+    d_bias = varying_together(q, d_bias)[1]
     d_bias, (d_q, d_k, d_v, d_sink) = lax.scan(kv_head, d_bias, (jnp.arange(batch * kv_heads), *keys, of_queries))
     d_q = d_q.reshape(q.shape)
     d_scale = (d_q * q.astype(d_q.dtype)).sum()
@@ -164,7 +166,7 @@ def _q_tiles(
             d_v = d_v.at[kv_index].add(dot(d_out_columns, weights, at.options))
             return (d_k, d_v, d_bias), d_q
 
-        return at.walk(q_index, step, (carry, jnp.zeros(q.shape, row_max.dtype)))
+        return at.walk(q_index, step, varying_together(q, (carry, jnp.zeros(q.shape, row_max.dtype)))[1])
 
     carry, d_q = lax.scan(one, carry, jnp.arange(queries[0].shape[0] // q_tile))
     return carry, d_q.reshape(queries[0].shape)

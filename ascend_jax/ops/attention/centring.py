@@ -15,7 +15,7 @@ import jax.numpy as jnp
 __all__ = ["centred_keys", "centred_queries", "spread_of"]
 
 _STEPS = (0.6, 1.2, 1.2, 1.0)  # standard deviations taken off before each quarter of the chain
-_FEWEST_KEYS = 256  # below, the few large scores are not that large
+_FEWEST_KEYS = 256  # of fewer, the largest score is too small: what is taken off would round more than it does
 _GROUP = 16  # keys whose size is judged together
 _MOST = float(1 << 14)  # a greater shift could move the stand-ins for masked scores
 
@@ -37,9 +37,13 @@ def centred_keys(k: jax.Array) -> jax.Array:
     return _weave(k, [jnp.ones_like(k[:, :1])] * len(_STEPS))
 
 
-def centred_queries(q: jax.Array, spread: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Weaves what is taken off into scaled queries ``[R, D]``; returns ``[R, D + 4]`` and its sum ``[R]``."""
+def centred_queries(q: jax.Array, spread: jax.Array, visible: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Weaves what is taken off into scaled queries ``[R, D]``; returns ``[R, D + 4]`` and its sum ``[R]``.
+
+    From a row with few of the ``visible`` keys, int ``[R]``, nothing is taken off.
+    """
     deviation = jnp.sqrt(jnp.square(q).sum(axis=1, keepdims=True)) * spread
+    deviation = jnp.where(visible[:, None] < _FEWEST_KEYS, 0, deviation)
     deviation = jnp.where(deviation * sum(_STEPS) < _MOST, deviation, 0)  # neither where it is not finite
     return _weave(q, [-step * deviation for step in _STEPS]), sum(_STEPS) * deviation[:, 0]
 

@@ -16,6 +16,7 @@ from ascend_jax.ops.attention.host_tile import host_tiles
 from ascend_jax.ops.attention.online_softmax import forward
 from ascend_jax.ops.attention.scoring import Options, Scoring, fit_to_tile
 from ascend_jax.ops.attention.visibility import Visibility
+from ascend_jax.runtime.loop import varying_together
 
 __all__ = [
     "FLT_MAX",
@@ -81,7 +82,8 @@ def attend(
         alone = jnp.broadcast_to(sink.astype(low.dtype)[None, :, None], rows)
         return out, jax.lax.stop_gradient(alone), jnp.exp(alone - jax.lax.stop_gradient(alone))
     bias, scoring = fit_planes(bias, scoring, options)
-    return _compiled(q, k, v, jnp.asarray(scale, row_dtype(q)), bias, sink, scoring, options)
+    operands = q, k, v, jnp.asarray(scale, row_dtype(q)), bias, sink, scoring
+    return _compiled(*varying_together((), operands)[1], options)
 
 
 def fit_planes(bias: jax.Array | None, scoring: Scoring, options: Options) -> tuple[jax.Array | None, Scoring]:

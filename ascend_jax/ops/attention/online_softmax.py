@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ascend_jax.ops.attention.centring import centred_keys, centred_queries, spread_of
+from ascend_jax.ops.attention.dropout import PHILOX_COLUMNS
 from ascend_jax.ops.attention.scoring import (
     Lines,
     Options,
@@ -31,10 +32,11 @@ from ascend_jax.ops.attention.scoring import (
     tile_runs,
     tile_scores,
 )
+from ascend_jax.runtime.loop import varying_together
 
 __all__ = ["RowState", "forward"]
 
-_CHAIN = 256  # columns of weights that one product adds up
+_CHAIN = 256  # columns of weights that one product adds up, a multiple of PHILOX_COLUMNS
 
 
 class RowState(NamedTuple):
@@ -127,7 +129,8 @@ class Head(NamedTuple):
     def spot(self, q_index: Any, kv_index: Any, lines: Lines) -> Spot:
         """Returns a tile by its place in the grid."""
         rows, cols = self.options.tile
-        return Spot(self.batch, self.head, q_index * rows, kv_index * cols, rows, cols, lines)
+        is_aligned = cols % PHILOX_COLUMNS == 0
+        return Spot(self.batch, self.head, q_index * rows, kv_index * cols, rows, cols, lines, is_aligned)
 
     def scores(self, q: jax.Array, k_columns: jax.Array, spot: Spot) -> jax.Array:
         """Returns the scores of a tile of queries ``[rows, D]``, scaled already, and keys ``[D, cols]``."""
@@ -165,13 +168,15 @@ def _q_tiles(
 
     def one(q_index: jax.Array) -> tuple[jax.Array, ...]:
         q_rows = (lax.dynamic_slice_in_dim(q, q_index * q_tile, q_tile) * at.scale).astype(q.dtype)
-        q_rows, shift = (q_rows, jnp.zeros((), kind)) if spread is None else centred_queries(q_rows, spread)
         lines = at.lines(q_index)
+        shift = jnp.zeros((), kind)
+        if spread is not None:
+            q_rows, shift = centred_queries(q_rows, spread, lines.high - lines.low)
         sink = None if at.sink is None else at.sink[at.head].astype(kind) - shift
         top = jnp.asarray(lowest, kind) if sink is None else jnp.maximum(sink, lowest)
         weight = jnp.zeros((), kind) if sink is None else jnp.exp(sink - top)
         top, weight = (jnp.broadcast_to(x, (q_tile,)) for x in (top, weight))
-        state = RowState(top, weight, jnp.zeros((q_tile, v.shape[1]), kind))
+        state = varying_together(q_rows, RowState(top, weight, jnp.zeros((q_tile, v.shape[1]), kind)))[1]
 
         def step(kv_index: Any, state: RowState, is_masked: bool) -> RowState:
             v_rows = lax.dynamic_slice_in_dim(v_clean, kv_index * kv_tile, kv_tile)
@@ -228,7 +233,7 @@ def _strays(at: Head, q_index: jax.Array, v: jax.Array) -> jax.Array:
         return tuple(x + dot(seen, y.astype(v.dtype), at.options) for x, y in zip(counts, rows, strict=True))
 
     none = jnp.zeros((at.options.tile[0], v.shape[1]), v.dtype)
-    up, down = at.walk(q_index, step, (none, none))
+    up, down = at.walk(q_index, step, varying_together(v, (none, none))[1])
     return jnp.where(up > 0, jnp.inf, 0).astype(v.dtype) + jnp.where(down > 0, -jnp.inf, 0).astype(v.dtype)
 
 

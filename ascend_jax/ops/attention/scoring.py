@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ascend_jax.ops.attention.dropout import PHILOX_COLUMNS, Dropout, Elements, keep_tile
+from ascend_jax.ops.attention.dropout import Dropout, Elements, keep_tile
 
 __all__ = [
     "LiveTiles",
@@ -95,6 +95,7 @@ class Spot(NamedTuple):
     rows: int
     cols: int
     lines: Lines
+    is_aligned: bool  # static: col0 and cols are multiples of PHILOX_COLUMNS
 
     @property
     def columns(self) -> jax.Array:
@@ -263,7 +264,7 @@ def keep_weights(weights: jax.Array, spot: Spot, scoring: Scoring) -> jax.Array:
         return weights
     assert scoring.order is not None  # whoever asks for dropout numbers the elements
     columns = spot.columns
-    aligned = scoring.origin is None and spot.cols % PHILOX_COLUMNS == 0
+    aligned = scoring.origin is None and spot.is_aligned
     keep = keep_tile(dropout, scoring.order, spot.batch, spot.head, spot.row0, columns, spot.rows, aligned)
     return jnp.where(keep, weights / jnp.asarray(dropout.keep_prob, weights.dtype), 0)
 

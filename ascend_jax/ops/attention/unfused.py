@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from ascend_jax.ops.attention.dropout import PHILOX_COLUMNS
 from ascend_jax.ops.attention.online_softmax import round_to, upcast
 from ascend_jax.ops.attention.scoring import Options, Scoring, Spot, keep_weights, lines_of, tile_mask, tile_scores
 
@@ -31,7 +32,7 @@ def unfused(
     def one(index: jax.Array) -> tuple[jax.Array, ...]:
         b, n = index // heads, index % heads
         keys, values = (upcast(x[b, n // (heads // kv_heads)]) for x in (k, v))
-        spot = Spot(b, n, 0, 0, q_len, kv_len, lines_of(scoring, b, 0, q_len))
+        spot = Spot(b, n, 0, 0, q_len, kv_len, lines_of(scoring, b, 0, q_len), kv_len % PHILOX_COLUMNS == 0)
         seen, visited = tile_mask(spot, scoring, options)
         seen, visited = (jnp.broadcast_to(x, (q_len, kv_len)) for x in (seen, visited))
         # what nobody sees is taken out before it can make a NaN, also in the gradient
