@@ -54,13 +54,6 @@ def compiled(function: F, options: dict[str, Any], **jit_options: Any) -> F:
     """
     plain = jax.jit(function, **jit_options)
 
-    @functools.wraps(function)
-    def body(*args: Any, **keywords: Any) -> Any:
-        with set_xla_metadata(inlineable="true"):
-            return function(*args, **keywords)
-
-    kept = jax.jit(body, **jit_options)
-
     @functools.cache
     def own() -> Any:
         return jax.jit(function, compiler_options=options, **jit_options) if _is_cpu() else plain
@@ -69,12 +62,20 @@ def compiled(function: F, options: dict[str, Any], **jit_options: Any) -> F:
     def call(*args: Any, **keywords: Any) -> Any:
         if get_opaque_trace_state() == _EAGER:
             return own()(*args, **keywords)
-        if not _is_cpu():
-            return plain(*args, **keywords)
-        with set_xla_metadata(inlineable="false"):
-            return kept(*args, **keywords)
+        out = plain(*args, **keywords)
+        return _kept(out, (args, keywords)) if _is_cpu() else out
 
     return call  # type: ignore[return-value]
+
+
+def _kept(out: Any, arguments: Any) -> Any:
+    """Return ``out``, with the call that made it marked for XLA to keep: the mark goes where a result comes from."""
+    leaves, tree = jax.tree.flatten(out)
+    given = {id(leaf) for leaf in jax.tree.leaves(arguments)}
+    made = next((index for index, leaf in enumerate(leaves) if id(leaf) not in given), None)
+    if made is not None:
+        leaves[made] = set_xla_metadata(leaves[made], inlineable="false")
+    return jax.tree.unflatten(tree, leaves)
 
 
 def _is_cpu() -> bool:
