@@ -15,7 +15,7 @@ from ascend_jax.runtime.engine import capacity_of, orders_of, row_to_await, run,
 from ascend_jax.runtime.faults import result_codes
 from ascend_jax.runtime.handles import master_of
 from ascend_jax.runtime.heads import WORK, Head, Orders
-from ascend_jax.runtime.lanes import Carry, Tables, is_reached
+from ascend_jax.runtime.lanes import Carry, Lane, State, Tables, is_reached
 from ascend_jax.runtime.layout import (
     FOREVER_HI,
     NONE,
@@ -27,7 +27,7 @@ from ascend_jax.runtime.layout import (
     Stream,
     Time,
 )
-from ascend_jax.runtime.rows import Number, get_row, get_rows, with_entries
+from ascend_jax.runtime.rows import Number, get_row, get_rows, put_row, with_entries
 from ascend_jax.runtime.state import CardState
 
 ALL_STREAMS = -2
@@ -155,22 +155,25 @@ def _enter(card: CardState, goal: Goal, has_goal: jax.Array, limit: Instant) -> 
     )
     carry = Carry(
         head=head,
-        now=Instant(card.clock[Clock.DEVICE_HI][None], card.clock[Clock.DEVICE_LO][None]),
-        instants=card.device[Device.INSTANTS][None],
-        retired=card.device[Device.RETIRED][None],
-        failed=none,
-        lost=jnp.where(card.device[Device.ERROR] != 0, 0, none[0]),  # nothing goes on
-        await_row=row_to_await(table.fields, jnp.asarray(goal.command, jnp.int32))[None],
-        await_cell=jnp.where(count >= goal.at_least, NONE, cell)[None],
+        numbers=jnp.zeros((len(Lane), 1), jnp.int32),
         await_count=jnp.asarray(goal.at_least, jnp.int32)[None],
-        is_live=jnp.ones(1, bool),
-        is_stuck=jnp.zeros(1, bool),
+        failed=none,
         times=table.times[None],
         cells=jnp.concatenate([card.cells, jnp.zeros((1, 2), jnp.int32)])[None],
-        steps=jnp.int32(0),
     )
-    phase = get_row(table.times, carry.await_row[0])[Time.PHASE]
-    carry = carry._replace(await_row=jnp.where(phase >= Phase.DONE, rows, carry.await_row))
+    awaited_row = row_to_await(table.fields, jnp.asarray(goal.command, jnp.int32))
+    phase = get_row(table.times, awaited_row)[Time.PHASE]
+    numbers = {
+        Lane.NOW_HI: card.clock[Clock.DEVICE_HI],
+        Lane.NOW_LO: card.clock[Clock.DEVICE_LO],
+        Lane.INSTANTS: card.device[Device.INSTANTS],
+        Lane.RETIRED: card.device[Device.RETIRED],
+        Lane.LOST: jnp.where(card.device[Device.ERROR] != 0, 0, rows),  # nothing goes on
+        Lane.AWAIT_ROW: jnp.where(phase >= Phase.DONE, rows, awaited_row),
+        Lane.AWAIT_CELL: jnp.where(count >= goal.at_least, NONE, cell),
+        Lane.STATE: jnp.int32(State.LIVE),
+    }
+    carry = carry.with_numbers({which: number[None] for which, number in numbers.items()})
     return tables, carry, (streams[:, Stream.KEY] == UNREADY)[:, None]
 
 
@@ -197,7 +200,9 @@ _PROGRESS = (
 def _leave(card: CardState, end: Carry) -> tuple[CardState, Instant]:
     """Bring what one lane has done back into the card; return it and the device's time."""
     rows, fields, head = card.table.rows, card.table.fields, jax.tree.map(lambda x: x[..., 0], end.head)
-    times, now = end.times[0], Instant(end.now.hi[0], end.now.lo[0])
+    # a lane that idled among others has written its trash row
+    times = put_row(end.times[0], rows, get_row(card.table.times, rows))
+    now = Instant(end.now.hi[0], end.now.lo[0])
     code = result_codes(fields, times[:, Time.PHASE])
     old = card.streams
     error = _errors(end.failed[:, 0], times, code, master_of(old))
@@ -217,13 +222,14 @@ def _leave(card: CardState, end: Carry) -> tuple[CardState, Instant]:
     )
     shown = jnp.where((head.row == rows)[:, None], times[rows, : Time.START_LO + 1], marks)
     times = times.at[head.row, : Time.START_LO + 1].set(shown, mode="promise_in_bounds")
-    is_lost = (end.lost[0] != rows) & (card.device[Device.ERROR] == 0)
+    lost = end.number(Lane.LOST)[0]
+    is_lost = (lost != rows) & (card.device[Device.ERROR] == 0)
     device = with_entries(
         card.device,
         {
-            Device.INSTANTS: end.instants[0],
-            Device.RETIRED: end.retired[0],
-            Device.ERROR: jnp.where(is_lost, get_row(code, end.lost[0]), card.device[Device.ERROR]),
+            Device.INSTANTS: end.number(Lane.INSTANTS)[0],
+            Device.RETIRED: end.number(Lane.RETIRED)[0],
+            Device.ERROR: jnp.where(is_lost, get_row(code, lost), card.device[Device.ERROR]),
         },
     )
     words = with_entries(card.clock, {Clock.DEVICE_HI: now.hi, Clock.DEVICE_LO: now.lo})

@@ -58,7 +58,7 @@ UNROLLED = 16  # streams up to which a pass per stream compiles quickly
 
 
 def sum_of_pairs(term: Callable[..., jax.Array], *rows: jax.Array) -> jax.Array:
-    """Return the sum over streams j of ``term(j, rows[0][j], rows[1][j], ...)``.
+    """Return the sum over streams j of ``term(j, rows[0][j], rows[1][j], ...)``; the rows [B] or [1, B].
 
     Unrolled, each pass is one vector loop over streams and lanes; a reduction would be a scalar loop for each of them.
     """
@@ -66,4 +66,4 @@ def sum_of_pairs(term: Callable[..., jax.Array], *rows: jax.Array) -> jax.Array:
     if slots > UNROLLED:
         return jax.vmap(term)(jnp.arange(slots, dtype=jnp.int32), *rows).sum(0)
     term = jax.jit(term, inline=True)  # traced once and not per stream
-    return sum(term(np.int32(j), *(part(row, j) for row in rows)) for j in range(slots))
+    return sum(term(np.int32(j), *(lax.slice_in_dim(row, j, j + 1) for row in rows)) for j in range(slots))

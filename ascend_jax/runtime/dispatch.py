@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from ascend_jax.runtime.apart import sum_of_pairs
 from ascend_jax.runtime.clock import is_before
 from ascend_jax.runtime.heads import Bits, Head, Work, bit, groups_of
-from ascend_jax.runtime.lanes import NOBODY, Carry, Tables, is_present, slots_of
+from ascend_jax.runtime.lanes import NOBODY, Carry, Lane, Tables, Turn, is_present, slots_of
 from ascend_jax.runtime.layout import UNREADY, WORK_CHUNK, Resource
 from ascend_jax.runtime.rows import Number
 
@@ -18,7 +18,7 @@ ALL = 255  # blocks of one command that can run at one time; more than a chip ha
 class Look(NamedTuple):
     """What the heads could do now, [S, B]."""
 
-    turn: jax.Array  # slot if it is over, S + slot for a mark, 2 S + slot past a deadline, else NOBODY
+    turn: jax.Array  # a Turn + the slot, or NOBODY
     key: jax.Array
     claims: tuple[jax.Array, ...]  # units that waiting blocks ask for, packed (see _packed)
     held: tuple[jax.Array, ...]  # units that running blocks hold
@@ -26,20 +26,20 @@ class Look(NamedTuple):
 
 def look(tables: Tables, carry: Carry) -> Look:
     """Return what the heads could do now; commands that are issued by now become ready."""
-    head, now, slots = carry.head, carry.now, len(carry.head.row)
+    head, now = carry.head, carry.now
     present, is_task = is_present(carry), head.is_task
     comes = present & (head.key == UNREADY) & ~is_before(now, head.ready)
-    key = jnp.where(comes, (bit(head.word(Work.BITS), Bits.PRIORITY, 3) << 27) + carry.instants, head.key)
+    key = jnp.where(comes, (bit(head.word(Work.BITS), Bits.PRIORITY, 3) << 27) + carry.number(Lane.INSTANTS), head.key)
     waiting, first, second = groups_of(head.counts)
     may = present & ~is_task & (key != UNREADY) & (head.counts == 0)
-    is_late = present & ~is_before(now, head.deadline)
-    turn = jnp.where(may, slots, jnp.where(is_late, 2 * slots, NOBODY))
+    has_passed = present & ~is_before(now, head.deadline)
+    turn = jnp.where(may, Turn.MARK, jnp.where(has_passed, Turn.LATE, NOBODY))
     turn = jnp.where(is_before(now, tables.limit), turn, NOBODY)
-    turn = jnp.where(present & is_task & (head.counts == 0), 0, turn)
+    turn = jnp.where(present & is_task & (head.counts == 0), Turn.OVER, turn)
     asks = present & is_task & (key != UNREADY) & (waiting > 0)
     asked, running = jnp.where(asks, waiting, 0), jnp.where(is_task, first + second, 0)
     return Look(
-        turn=jnp.where(turn == NOBODY, NOBODY, turn + slots_of(head)),
+        turn=turn | slots_of(head),  # NOBODY stays as it is
         key=key,
         claims=_packed(head, asked),
         held=_packed(head, running),

@@ -76,7 +76,7 @@ def run_stacked(
     coupling: Coupling | None = None,
 ) -> Carry:
     """Return :func:`run` of many lanes; those leaves that ``in_batched`` says have a leading axis of ``axis_size``."""
-    inner = carry.is_live.shape[-1]
+    inner = carry.numbers.shape[-1]
     lanes = axis_size * inner
     orders = Orders(*map(functools.partial(_spread, axis_size, inner), orders, in_batched[0]))
     own = [tables, carry, is_fresh]
@@ -98,7 +98,7 @@ def run_stacked(
         done = lax.map(block, (parts, _each(lambda leaf, axis: _split(leaf, axis, blocks), own)))
         done = _each(_rejoin, done)
     if more:
-        done = _each(lambda leaf, axis: lax.slice_in_dim(leaf, 0, lanes, axis=axis) if leaf.ndim else leaf, done)
+        done = _each(lambda leaf, axis: lax.slice_in_dim(leaf, 0, lanes, axis=axis), done)
     return _each(lambda leaf, axis: _split(leaf, axis, axis_size), done)
 
 
@@ -117,8 +117,6 @@ def _blocks_of(lanes: int, unit: int) -> tuple[int, int]:
 
 def _repeat(leaf: jax.Array, axis: int, unit: int, more: int) -> jax.Array:
     """Return ``leaf`` with ``more`` lanes, which do what the last unit of lanes does."""
-    if not leaf.ndim:
-        return leaf
     axis %= leaf.ndim
     last = lax.slice_in_dim(leaf, leaf.shape[axis] - unit, leaf.shape[axis], axis=axis)
     return lax.concatenate([leaf, *[last] * (more // unit)], axis)
@@ -148,8 +146,6 @@ def _join(leaf: jax.Array, axis: int, size: int, is_batched: bool) -> jax.Array:
 
 
 def _rejoin(leaf: jax.Array, axis: int) -> jax.Array:
-    if leaf.ndim == 1:
-        return leaf.max()  # the count of steps is one for all
     axis %= leaf.ndim - 1
     leaf = jnp.moveaxis(leaf, 0, axis)
     return leaf.reshape(*leaf.shape[:axis], -1, *leaf.shape[axis + 2 :])
@@ -157,8 +153,6 @@ def _rejoin(leaf: jax.Array, axis: int) -> jax.Array:
 
 def _split(leaf: jax.Array, axis: int, size: int) -> jax.Array:
     """Turn lanes into a leading batch axis of ``size``."""
-    if leaf.ndim == 0:
-        return jnp.broadcast_to(leaf, (size,))
     axis %= leaf.ndim
     shape = (*leaf.shape[:axis], size, -1, *leaf.shape[axis + 1 :])
     return jnp.moveaxis(leaf.reshape(shape), axis, 0)
@@ -198,4 +192,5 @@ def _begin(orders: Orders, tables: Tables, carry: Carry, is_fresh: jax.Array) ->
         counts=jnp.where(is_fresh | ~is_task, counts, head.counts),
     )
     is_over = is_task & (head.counts == 0)  # beside the goal of the run before
-    return carry._replace(head=head, is_live=goes_on(tables, carry._replace(head=head), is_over.any(0)))
+    carry = carry._replace(head=head)
+    return carry.with_live(goes_on(tables, carry, is_over.any(0)))

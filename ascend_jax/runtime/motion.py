@@ -31,17 +31,23 @@ def away(now: Instant, then: Instant) -> jax.Array:
     return jnp.where(limbs > 0, LIMB + jnp.minimum(limbs, LIMB - 1), until(now, then))
 
 
-def move(tables: Tables, carry: Carry, wait_ns: jax.Array, is_idle: jax.Array) -> tuple[jax.Array, Instant, jax.Array]:
-    """Return (ns that running blocks get, the next moment, whether none will ever come), all [B]."""
+def is_stuck(tables: Tables, wait_ns: jax.Array, is_idle: jax.Array) -> jax.Array:
+    """Return in which lanes no next moment will ever come, bool [B]."""
+    return is_idle & (wait_ns == NEVER) & (tables.limit.hi == FOREVER_HI)
+
+
+def move(tables: Tables, carry: Carry, wait_ns: jax.Array, is_idle: jax.Array) -> tuple[jax.Array, Instant]:
+    """Return (ns that running blocks get, the next moment), all [B]."""
     now, limit = carry.now, tables.limit
-    is_stuck = is_idle & (wait_ns == NEVER) & (limit.hi == FOREVER_HI)
     is_far = wait_ns >= LIMB  # nothing runs
     delta_ns = jnp.where(is_idle & ~is_far, jnp.minimum(wait_ns, until(now, limit)), 0)
     low = now.lo + delta_ns
-    far = jnp.where(is_idle & is_far & ~is_stuck, jnp.minimum(wait_ns - LIMB, limit.hi - now.hi + 1), 0)
+    far = jnp.where(
+        is_idle & is_far & ~is_stuck(tables, wait_ns, is_idle), jnp.minimum(wait_ns - LIMB, limit.hi - now.hi + 1), 0
+    )
     then = Instant(now.hi + far + (low >> 30), low & (LIMB - 1))
     beyond = (far > 0) & is_before(limit, then)
-    return delta_ns, Instant(jnp.where(beyond, limit.hi, then.hi), jnp.where(beyond, limit.lo, then.lo)), is_stuck
+    return delta_ns, Instant(jnp.where(beyond, limit.hi, then.hi), jnp.where(beyond, limit.lo, then.lo))
 
 
 def work(carry: Carry, head: Head, rate: jax.Array, delta_ns: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:

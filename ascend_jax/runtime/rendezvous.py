@@ -23,7 +23,7 @@ import numpy as np
 from ascend_jax.runtime.clock import Instant, is_before
 from ascend_jax.runtime.coupling import Coupling
 from ascend_jax.runtime.heads import Bits, Work, bit
-from ascend_jax.runtime.lanes import NEVER, NOBODY, Carry, Tables, goes_on, is_present
+from ascend_jax.runtime.lanes import NEVER, NOBODY, Carry, Lane, Tables, goes_on, is_late, is_present
 from ascend_jax.runtime.layout import FOREVER_HI, LIMB
 from ascend_jax.runtime.motion import away
 
@@ -108,10 +108,10 @@ def unlimited(tables: Tables, parked: jax.Array) -> Tables:
 
 def kept_live(coupling: Coupling, carry: Carry, was_live: jax.Array) -> Carry:
     """Return the carry with all lanes live that can act, as long as one of their cluster has not reached its goal."""
-    can_act = was_live & ~carry.is_stuck & (carry.lost == carry.times.shape[-2] - 1)
+    can_act = was_live & ~carry.is_stuck & (carry.number(Lane.LOST) == carry.times.shape[-2] - 1)
     is_wanted = carry.is_live.reshape(-1, coupling.cards).any(1, keepdims=True)
     is_wanted = jnp.broadcast_to(is_wanted, (is_wanted.shape[0], coupling.cards)).reshape(-1)
-    return carry._replace(is_live=carry.is_live | (can_act & is_wanted))
+    return carry.with_live(carry.is_live | (can_act & is_wanted))
 
 
 def with_doors(carry: Carry, meeting: Meeting) -> Carry:
@@ -151,14 +151,14 @@ def hold(
       is_idle: bool [B], it wants to let time move.
       wait_ns: int32 [B], to its own next event, as :func:`ascend_jax.runtime.motion.wait_ns`.
     """
-    now, slots = carry.now, carry.head.row.shape[0]
+    now = carry.now
     wake = jnp.where(meeting.wake.hi < FOREVER_HI, away(now, meeting.wake), NEVER)
     wait_ns = jnp.minimum(wait_ns, wake)
     event = _after(now, wait_ns)
-    is_late = (first >= 2 * slots) & (first != NOBODY)
+    late = is_late(first)
     # at one instant, what is late comes after everything that can happen: odd numbers after even ones
     event_hi = jnp.where(is_idle, event.hi, now.hi)
-    event_lo = jnp.where(is_idle, event.lo, now.lo) * 2 + is_late
+    event_lo = jnp.where(is_idle, event.lo, now.lo) * 2 + late
     may_act = ~parked | meeting.is_awaited
     is_acting = carry.is_live & (is_idle | (first != NOBODY)) & may_act
     earliest = _over_cards(coupling, Instant(jnp.where(is_acting, event_hi, FOREVER_HI), event_lo))
@@ -169,7 +169,7 @@ def hold(
     late_goes = comes_first | (meeting.waits & is_before(now, meeting.least))
     goes = jnp.where(is_idle, idle_goes, late_goes)
     helps = meeting.is_awaited & comes_first & (wait_ns != NEVER)
-    first = jnp.where((is_late & ~goes) | (parked & ~(meeting.is_awaited & comes_first)), NOBODY, first)
+    first = jnp.where((late & ~goes) | (parked & ~(meeting.is_awaited & comes_first)), NOBODY, first)
     return first, is_idle & jnp.where(parked, helps, goes), wait_ns
 
 

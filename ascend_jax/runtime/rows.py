@@ -62,18 +62,24 @@ def with_entries(table: jax.Array, entries: Mapping[Any, Number]) -> jax.Array:
 def get_lane_rows(tables: jax.Array, rows: jax.Array) -> jax.Array:
     """Return ``tables[b, rows[..., b]]`` for every lane b, [..., B, columns] of [B, N, columns]; one serves all."""
     flat = tables.reshape(-1, tables.shape[-1])
-    return get_rows(flat, _flat(tables, rows))
+    return _get(flat, _flat(tables, rows))
 
 
 def get_lane_entries(tables: jax.Array, rows: jax.Array, column: int) -> jax.Array:
     """Return ``tables[b, rows[..., b], column]`` for every lane b, [..., B] of [B, N, columns]."""
-    return get_rows(tables.reshape(-1), _flat(tables, rows) * tables.shape[-1] + column)
+    return _get(tables.reshape(-1), _flat(tables, rows) * tables.shape[-1] + column)
 
 
 def put_lane_rows(tables: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
     """Return ``tables`` with ``tables[b, rows[b]] = values[b]`` for every lane b, [B, N, columns]."""
     flat = tables.reshape(-1, tables.shape[-1])
-    return put_rows(flat, _flat(tables, rows), values).reshape(tables.shape)
+    changed = flat.at[_flat(tables, rows)].set(values, mode="promise_in_bounds", wrap_negative_indices=False)
+    return changed.reshape(tables.shape)
+
+
+def _get(table: jax.Array, rows: jax.Array) -> jax.Array:
+    """Return ``table[rows]`` for row numbers that are never negative."""
+    return table.at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def _flat(tables: jax.Array, rows: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ from ascend_jax.runtime.edge import QUICK_TO_COMPILE, QUICK_TO_RUN, compiled, co
 from ascend_jax.runtime.engine import capacity_of, run, run_stacked
 from ascend_jax.runtime.faults import result_codes
 from ascend_jax.runtime.heads import WORK, Head, Orders, blocks_of, work_of
-from ascend_jax.runtime.lanes import Carry, Tables
+from ascend_jax.runtime.lanes import Carry, Lane, Tables
 from ascend_jax.runtime.layout import FOREVER_HI, NONE, Field, Kind, Phase, Time
 from ascend_jax.runtime.program import Program, nothing
 
@@ -113,21 +113,14 @@ def _lane(
     times = jnp.zeros((rows + 1, len(Time)), jnp.int32).at[:, Time.PHASE].set(phase)
     carry = Carry(
         head=Head(first, jnp.zeros((WORK, streams, 1), jnp.int32), *[zero] * (len(Head._fields) - 2)),
-        now=Instant(lane, lane),
-        instants=lane,
-        retired=lane,
-        failed=zero + rows,
-        lost=lane + rows,
-        await_row=lane + rows,
-        await_cell=lane + NONE,
+        numbers=jnp.zeros((len(Lane), 1), jnp.int32),
         await_count=lane,
-        is_live=lane == 0,
-        is_stuck=lane != 0,
+        failed=zero + rows,
         times=times[None],
         cells=jnp.zeros((1, cells + 1, 2), jnp.int32),
-        steps=jnp.int32(0),
     )
-    return orders, tables, carry, zero == 0
+    none = {Lane.LOST: lane + rows, Lane.AWAIT_ROW: lane + rows, Lane.AWAIT_CELL: lane + NONE}
+    return orders, tables, carry.with_numbers(none), zero == 0
 
 
 def _with_trash(program: Program) -> jax.Array:
@@ -146,7 +139,7 @@ def _schedule(program: Program, end: Carry) -> Schedule:
     times = end.times[0, :rows]
     phase = times[:, Time.PHASE]
     code = result_codes(fields[:rows], phase)
-    lost = jnp.append(code, 0)[end.lost[0]]
+    lost = jnp.append(code, 0)[end.number(Lane.LOST)[0]]
     is_dropped = (phase < Phase.DONE) & (phase != Phase.EMPTY)
 
     def instant(column: Time) -> Instant:

@@ -16,14 +16,14 @@ from ascend_jax.runtime.apart import apart, over_streams
 from ascend_jax.runtime.clock import is_before
 from ascend_jax.runtime.coupling import Coupling
 from ascend_jax.runtime.heads import Orders
-from ascend_jax.runtime.lanes import NOBODY, Carry, Tables
+from ascend_jax.runtime.lanes import NOBODY, Carry, Lane, State, Tables
 from ascend_jax.runtime.rendezvous import hold, is_parked, kept_live, meet, unlimited, with_doors
 from ascend_jax.runtime.share import pace
 
 
 def step(orders: Orders, tables: Tables, carry: Carry, coupling: Coupling | None = None) -> Carry:
     """Do one step in every live lane; with a ``coupling``, lanes are cards that meet."""
-    flag = carry.steps >= 0
+    flag = carry.number(Lane.RETIRED)[0] >= 0  # which it always is
     if coupling is not None:
         parked, was_live = is_parked(tables, carry), carry.is_live
         tables, goal = unlimited(tables, parked), tables
@@ -41,15 +41,21 @@ def step(orders: Orders, tables: Tables, carry: Carry, coupling: Coupling | None
         first, is_idle, wait_ns = hold(coupling, carry, meeting, parked, first, is_idle, wait_ns)
         begun, _ = dispatch.begin(carry, look, jnp.where(is_idle, granted, 0))
         head = carry.head._replace(**begun)
-    delta_ns, now, is_stuck = apart(flag, motion.move, tables, carry, wait_ns, is_idle)
+    delta_ns, now = apart(flag, motion.move, tables, carry, wait_ns, is_idle)
     worked, over = apart(flag, motion.work, carry, head, rate, delta_ns)
     head = head._replace(**worked)
     first_over, all_over = over_streams(over, (over != NOBODY).astype(jnp.int32), least=1)
     chosen = jnp.minimum(first_over, jnp.where(is_idle, NOBODY, first))
-    retired = apart(flag, retire.choose, tables, carry, head, chosen)
+    retired = apart(flag, retire.choose, carry, head, chosen)
+    carry = carry._replace(head=head)
     moved = (now.hi != carry.now.hi) | (now.lo != carry.now.lo)
-    carry = carry._replace(head=head, now=now, instants=carry.instants + moved, is_stuck=carry.is_stuck | is_stuck)
+    numbers = {
+        Lane.NOW_HI: now.hi,
+        Lane.NOW_LO: now.lo,
+        Lane.INSTANTS: carry.number(Lane.INSTANTS) + moved,
+        Lane.STATE: jnp.where(motion.is_stuck(tables, wait_ns, is_idle), State.STUCK, carry.number(Lane.STATE)),
+    }
     has_more = all_over > (chosen == first_over)
     if coupling is None:
-        return retire.retire(flag, orders, tables, carry, retired, has_more)
-    return kept_live(coupling, retire.retire(flag, orders, goal, carry, retired, has_more), was_live)
+        return retire.retire(flag, orders, tables, carry, retired, now, numbers, has_more)
+    return kept_live(coupling, retire.retire(flag, orders, goal, carry, retired, now, numbers, has_more), was_live)
