@@ -7,6 +7,7 @@ A *verb* is what people call; it captures the call site. A *stage* is one compil
 import dataclasses
 import functools
 import gc
+from array import array
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -122,7 +123,7 @@ def stage(
     """Compile ``function(card, ...)``; a card with ``donate`` set gives the buffers away that are changed.
 
     A stage sees only what it needs of a card: a compiled function copies what it hands on (26 ms for 64 MiB), and each
-    array costs time per call. It never sees ``card.kernels``, so loading a kernel recompiles none.
+    array and each object costs time per call. It never sees ``card.kernels``, so loading a kernel recompiles none.
 
     Args:
       function: Pure function whose first argument and (first) result is a card.
@@ -134,41 +135,67 @@ def stage(
         return functools.partial(stage, static=static, reads=reads, changes=changes)
     plain = function
 
-    @functools.wraps(function)
-    def strong(card: Any, shown: dict[str, Any], *args: Any, **options: Any) -> Any:
+    def strong(frame: _Frame, changed: tuple, shown: tuple, *args: Any, **options: Any) -> Any:
+        names = (*_changed(type(frame.card), reads, changes), *reads)
+        card = _replaced(frame.card, dict(zip(names, (*changed, *shown), strict=True)))
+        result = plain(card, *args, **options)
+        result = result if isinstance(result, tuple) else (result,)
+        result = tuple(getattr(result[0], name) for name in names[: len(changed)]), *result[1:]
         # a weakly typed result would compile every later stage a second time
-        result = plain(dataclasses.replace(card, **shown), *args, **options)
-        hidden = dict.fromkeys(shown)
-        if isinstance(result, tuple):
-            result = dataclasses.replace(result[0], **hidden), *result[1:]
-        else:
-            result = dataclasses.replace(result, **hidden)
         return jax.tree.map(lambda leaf: lax.convert_element_type(leaf, jax.dtypes.result_type(leaf)), result)
 
-    keeping = compiled(strong, QUICK_TO_COMPILE, static_argnames=static)
-    donating = compiled(strong, QUICK_TO_COMPILE, static_argnames=static, donate_argnums=0)
+    strong.__name__ = function.__name__  # under which profiles show it
+    keeping = compiled(strong, QUICK_TO_COMPILE, static_argnums=0, static_argnames=static)
+    donating = compiled(strong, QUICK_TO_COMPILE, static_argnums=0, static_argnames=static, donate_argnums=1)
 
     @functools.wraps(function)
     def call(card: Any, *args: Any, **options: Any) -> Any:
         if isinstance(card, tuple):
             raise TypeError("card is a tuple: the call before returned a card and a value; write card, value = ...")
-        kind: Any = type(card)
-        names = _set_aside(kind, reads, changes)
-        aside = {name: getattr(card, name) for name in names} | {"kernels": card.kernels}
-        seen = _replaced(card, dict.fromkeys(names) | {"kernels": ()})
-        shown = {name: aside[name] for name in reads}
-        args = tuple(arg if isinstance(arg, np.ndarray) else jax.tree.map(_as_int32, arg) for arg in args)
+        kind, fields = type(card), card.__dict__
+        names = _changed(kind, reads, changes)
+        frame = _frame(kind, tuple([fields[name] for name in _static(kind)]))
+        changed, shown = tuple([fields[name] for name in names]), tuple([fields[name] for name in reads])
+        args = tuple([arg if isinstance(arg, np.ndarray | np.int32) else _as_whole(arg) for arg in args])
         options = {name: value if name in static else _as_int32(value) for name, value in options.items()}
         try:
-            result = (donating if card.donate else keeping)(seen, shown, *args, **options)
+            result = (donating if card.donate else keeping)(frame, changed, shown, *args, **options)
         except (RuntimeError, ValueError):
             _explain_if_consumed(card)
             raise
-        if isinstance(result, tuple):
-            return _replaced(result[0], aside), *result[1:]
-        return _replaced(result, aside)
+        card = _replaced(card, dict(zip(names, result[0], strict=True)))
+        return (card, *result[1:]) if len(result) > 1 else card
 
     return call
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Frame:
+    """A card without its arrays and kernels: what of it is constant to a compiled function."""
+
+    card: Any
+
+
+@functools.cache
+def _frame(card_type: type, constants: tuple) -> _Frame:
+    """Return the frame of cards with these constants: always the same one, so that comparing frames takes no time."""
+    card = object.__new__(card_type)
+    card.__dict__.update(dict.fromkeys(field.name for field in dataclasses.fields(card_type)), kernels=())
+    return _Frame(_replaced(card, dict(zip(_static(card_type), constants, strict=True))))
+
+
+@functools.cache
+def _static(card_type: type) -> tuple[str, ...]:
+    """Return the fields of a card that are constants, but for its kernels."""
+    fields = dataclasses.fields(card_type)
+    return tuple(field.name for field in fields if field.metadata.get("static") and field.name != "kernels")
+
+
+@functools.cache
+def _changed(card_type: type, reads: tuple[str, ...], changes: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the array fields of a card that a stage hands on."""
+    arrays = [field.name for field in dataclasses.fields(card_type) if not field.metadata.get("static")]
+    return tuple(name for name in arrays if name not in (*reads, *BYTES)) if changes is None else changes
 
 
 def _replaced(card: Any, fields: dict[str, Any]) -> Any:
@@ -178,12 +205,9 @@ def _replaced(card: Any, fields: dict[str, Any]) -> Any:
     return copy
 
 
-@functools.cache
-def _set_aside(card_type: type, reads: tuple[str, ...], changes: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the array fields of a card that a stage does not hand on."""
-    arrays = [field.name for field in dataclasses.fields(card_type) if not field.metadata.get("static")]
-    kept = set(reads) | set(BYTES) if changes is None else set(arrays) - set(changes)
-    return tuple(name for name in arrays if name in kept)
+def _as_whole(argument: Any) -> Any:
+    """Return an argument of a stage with its whole numbers as int32."""
+    return argument if isinstance(argument, jax.Array) else jax.tree.map(_as_int32, argument)
 
 
 def _explain_if_consumed(card: Any) -> None:
@@ -213,9 +237,10 @@ def packed(*numbers: Any) -> Any:
     Raises:
       ValueError: One does not fit int32.
     """
-    numbers = tuple(_as_int32(number) for number in numbers)
-    if all(isinstance(number, np.integer) for number in numbers):
-        return np.array(numbers, np.int32)
+    try:
+        return np.frombuffer(array("i", numbers), np.int32)
+    except (TypeError, OverflowError):  # a number that is traced, or none, or too large
+        numbers = tuple(_as_int32(number) for number in numbers)
     known = [concrete(number) for number in numbers]
     if any(number is None for number in known):
         return jnp.stack([jnp.asarray(number, jnp.int32) for number in numbers])
