@@ -16,7 +16,7 @@ from ascend_jax.runtime.memory import free_workspace, malloc_workspace
 from ascend_jax.runtime.ranges import require_whole
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import forgiven
-from ascend_jax.runtime.synchronize import synchronize_device
+from ascend_jax.runtime.synced_free import synced
 
 PAD_BYTES = 32  # added to what an operator asks for (torch_npu, NPUWorkspaceAllocator)
 
@@ -32,7 +32,8 @@ def cache_workspace(
     NPUWorkspaceAllocator).
 
     Returns:
-      The allocator, the card and a pointer; 0 for 0 bytes.
+      The allocator, the card and a pointer; 0 for 0 bytes, or if the device cannot be synchronized: the status says
+      why, and the old workspace stays.
 
     Raises:
       ValueError: ``nbytes`` is negative.
@@ -58,7 +59,10 @@ def cache_workspace(
     if held is not None and nbytes + PAD_BYTES <= held.size:
         return cache, card, held.address // GRANULE_BYTES
     if held is not None:
-        card = free_workspace(synchronize_device(card, site=site), held.address // GRANULE_BYTES, site)
+        card, is_synced = synced(card, site)
+        if not is_synced:
+            return cache, card, 0
+        card = free_workspace(card, held.address // GRANULE_BYTES, site)
     others = {stream: one for stream, one in cache.workspaces.items() if stream != int(slot)}
     size, before = up(nbytes + PAD_BYTES, ROUND_LARGE), np.asarray(card.status)
     card, pointer = malloc_workspace(card, size, site)

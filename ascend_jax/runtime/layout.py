@@ -361,6 +361,7 @@ class HeapEntry(enum.IntEnum):
     SITE = 4  # call site of the allocation
     BORN = 5  # commands enqueued before it was allocated; of an idle block of a pool, before it was given back
     FLAGS = 6  # HeapFlag bits
+    NUMBER = 7  # running number of the allocation in this memory, of which no other has it; 0 of segments' pages
 
 
 class HeapFlag(enum.IntFlag):
@@ -419,6 +420,7 @@ class HeapWord(enum.IntEnum):
     SHORT_HELD = 15  # what it had reserved,
     SHORT_HI = 16  # and the host's time
     SHORT_LO = 17
+    MADE = 18  # allocations so far
 
 
 class Pool(enum.IntEnum):

@@ -79,7 +79,7 @@ def is_live(card: CardState, place: Range) -> jax.Array:
 
 def new_entry(card: CardState, start: Number, size: Number, asked: tuple, site: Number, flags: Number = 0) -> jax.Array:
     """Return the facts of a block that is allocated now, int32 [len(HeapEntry)]; ``asked`` is (granules, bytes)."""
-    facts = [start, size, *asked, site, card.clock[Clock.ENQUEUED], flags]
+    facts = [start, size, *asked, site, card.clock[Clock.ENQUEUED], flags, 0]  # the heap gives it its number
     return jnp.stack([jnp.asarray(fact, jnp.int32) for fact in facts])
 
 
@@ -150,12 +150,14 @@ def _malloc(card: CardState, request: jax.Array, *, is_padded: bool, flags: int 
     return status.note(card, code, site), pointer
 
 
-@stage(changes=("host", "clock", "status"))
+@stage(changes=("host", "clock", "status"), reads=("chip", "device", "contexts"))
 def _malloc_host(card: CardState, request: jax.Array) -> tuple:
     whole, rest, flags, site = request
     size = whole + (rest + GRANULE_BYTES - 1 >> GRANULE_SHIFT)
     tries: list[tuple[jax.Array, Number]] = [(size, 1)]
-    heap, pointer, code = allocate(card, card.host, (whole, rest), tries, jnp.int32(0), site, flags)
+    needs_context = (flags & HeapFlag.PAGEABLE) == 0  # ordinary memory comes from the C library
+    wrong = status.first_code((needs_context & ~has_context(card), Code.RT_CONTEXT_NULL))
+    heap, pointer, code = allocate(card, card.host, (whole, rest), tries, wrong, site, flags)
     card = spend(dataclasses.replace(card, host=heap), card.chip["host_malloc_ns"])
     return status.note(card, code, site), pointer
 
@@ -277,7 +279,10 @@ def free_workspace(card: CardState, pointer: int, site: Site) -> CardState:
 
 @verb
 def malloc_host(card: CardState, nbytes: int | jax.Array, *, site: Site = None) -> tuple[CardState, jax.Array]:
-    """Allocate pinned host memory (``aclrtMallocHost``); its pointers are negative. Freed with ``free_host``."""
+    """Allocate pinned host memory (``aclrtMallocHost``); its pointers are negative. Freed with ``free_host``.
+
+    Status 107002 without a current context; otherwise as :func:`malloc`.
+    """
     card, pointer = _malloc_host(card, packed(*split_bytes(nbytes), 0, site))
     return with_request(card, nbytes, "host"), pointer
 
@@ -295,5 +300,5 @@ def malloc_pageable(card: CardState, nbytes: int | jax.Array, *, site: Site = No
 
 @verb
 def free_host(card: CardState, pointer: int | jax.Array, *, site: Site = None) -> CardState:
-    """Give host memory back (``aclrtFreeHost``)."""
+    """Give host memory back (``aclrtFreeHost``); needs no current context. Status as :func:`free`."""
     return _free_host(card, packed(address(pointer), site))

@@ -1,5 +1,6 @@
 """Virtual memory: reserve addresses, and map physical memory to them (``aclrtMapMem``).
 
+These calls go to the driver and need no current context (CANN runtime, its VMM calls).
 Virtual addresses begin behind the device memory. A copy or an operand must lie in one mapping: what spans two is
 refused, even if they touch.
 """
@@ -13,7 +14,6 @@ from ascend_jax.runtime import layout, status
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.edge import Site, packed, stage, verb
 from ascend_jax.runtime.freed import note_freed
-from ascend_jax.runtime.handles import has_context
 from ascend_jax.runtime.heap import FAR, block_at, remove, row_at
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import (
@@ -53,7 +53,7 @@ def _overlaps(card: CardState, kinds: tuple[VirtualKind, ...], start: Number, si
     return (jnp.isin(card.virtual[:, Virtual.KIND], jnp.array(kinds)) & is_met).any()
 
 
-@stage(changes=("virtual", "clock", "status"), reads=("chip", "hbm", "device", "contexts"))
+@stage(changes=("virtual", "clock", "status"), reads=("chip", "hbm"))
 def _reserve(card: CardState, request: jax.Array) -> tuple:
     whole, rest, site = request
     size = (whole + (rest > 0) + HUGE_PAGE - 1) & -HUGE_PAGE
@@ -67,7 +67,6 @@ def _reserve(card: CardState, request: jax.Array) -> tuple:
     start = jnp.where(fits, starts, FAR).min()
     has_row, row = _free_row(card)
     code = first_code(
-        (~has_context(card), Code.RT_CONTEXT_NULL),
         ((whole < 0) | (size <= 0), Code.INVALID_PARAM),
         (~has_row, Code.OBJECT_TABLE_FULL),
         (~fits.any(), Code.MEMORY_ALLOCATION),
@@ -132,8 +131,8 @@ def reserve_mem_address(card: CardState, nbytes: Number, *, site: Site = None) -
     """Reserve virtual addresses, rounded up to 2 MiB; takes no memory (``aclrtReserveMemAddress``).
 
     Returns:
-      The card and the first address, 0 on failure. Status 107002 without a current context, 100000 for a size of 0 or
-      less, 207001 if the 128 GiB that addresses span are used up, 900005 if the card's ``max_mappings`` are.
+      The card and the first address, 0 on failure. Status 100000 for a size of 0 or less, 207001 if the 128 GiB that
+      addresses span are used up, 900005 if the card's ``max_mappings`` are.
 
     >>> import ascend_jax as aj
     >>> card, address = aj.reserve_mem_address(aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=1 << 22), 8 << 20)

@@ -58,6 +58,60 @@ def test_bytes_come_through_blocks_that_lie_in_pieces(small):
     assert (np.asarray(other) == 99).all(), "memory of others is not touched"
 
 
+def test_an_operator_reads_and_writes_across_pages_that_lie_apart(small):
+    card, between = small
+    s = Session(card, OPTION, pad_bytes=0)
+    first = s.alloc(MIB)
+    for _ in range(7):
+        s.alloc(MIB)
+    rng, border = np.random.default_rng(1), 2 * MIB // 64
+    a, b = (rng.integers(-4, 5, (16, 16)).astype(np.float16) for _ in range(2))  # 512 bytes, of exact sums
+    places = [first + number * border - 4 for number in (1, 2, 3)]  # 256 bytes before a border
+    x, y, out = (aj.tensor(place, (16, 16), "float16") for place in places)
+    for index, pointer in enumerate(between):
+        s.card = aj.memset_async(s.card, pointer, 11 + index, 2 * MIB, 0)
+    s.card = aj.upload(aj.upload(s.card, x.pointer, a), y.pointer, b)
+    s.card, _, executor = aj.ops.matmul_get_workspace_size(s.card, x, y, out=out)
+    s.card = aj.synchronize_device(aj.launch(s.card, executor, 0, 0))
+    s.card, product = aj.download(s.card, out.pointer, (16, 16), "float16")
+    aj.raise_if_error(s.card)
+    np.testing.assert_array_equal(np.asarray(product, np.float64), a.astype(np.float64) @ b.astype(np.float64))
+    for index, pointer in enumerate(between):
+        s.card, other = aj.download(s.card, pointer, (2 * MIB,), "uint8")
+        assert (np.asarray(other) == 11 + index).all(), "what lies between the pages is not touched"
+    past = aj.tensor(first + 4 * border - 4, (16, 16), "float16")
+    card, _, executor = aj.ops.matmul_get_workspace_size(s.card, x, y, out=past)
+    card = aj.launch(card, executor, 0, 0)
+    assert int(aj.last_code(card)) == aj.Code.RT_PARAM_INVALID, "past what is mapped"
+
+
+@pytest.mark.parametrize("is_enabled", [False, True])
+def test_a_copy_between_cards_crosses_pages_that_lie_apart(small, is_enabled):
+    card, between = small
+    s = Session(card, OPTION, pad_bytes=0)
+    here = [s.alloc(MIB) for _ in range(6)]
+    peer = aj.free(card, between[0])
+    peer, there = aj.malloc_align32(peer, 5 * MIB)
+    data = np.random.default_rng(2).integers(0, 256, 5 * MIB, np.uint8)
+    peer = aj.upload(peer, there, data)
+    s.card = aj.enable_peer_access(s.card, 1) if is_enabled else s.card
+    peer = aj.enable_peer_access(peer, 0) if is_enabled else peer
+    for pointer in between:
+        s.card = aj.memset_async(s.card, pointer, 13, 2 * MIB, 0)
+    s.card, peer = aj.memcpy_peer(s.card, here[0] + 1, peer, there, 5 * MIB, src_device=1)
+    s.card, read = aj.download(s.card, here[0], (6 * MIB,), "uint8")
+    np.testing.assert_array_equal(np.asarray(read)[64 : 64 + 5 * MIB], data)
+    peer, s.card = aj.memcpy_peer(peer, there, s.card, here[0] + 3, 4 * MIB, src_device=0, dst_device=1)
+    peer, back = aj.download(peer, there, (4 * MIB,), "uint8")
+    np.testing.assert_array_equal(np.asarray(back), data[128 : 128 + 4 * MIB])
+    for pointer in between:
+        s.card, other = aj.download(s.card, pointer, (2 * MIB,), "uint8")
+        assert (np.asarray(other) == 13).all()
+    aj.raise_if_error(s.card), aj.raise_if_error(peer)
+    after, _ = aj.memcpy_peer(s.card, here[0], peer, there, 6 * MIB + 1, src_device=1)
+    assert int(aj.last_code(after)) == aj.Code.RT_PARAM_INVALID
+
+
 def test_out_of_memory_counts_bytes_and_not_runs(small):
     s = Session(small[0], OPTION, pad_bytes=0)
     kept = [s.alloc(MIB) for _ in range(7)]
