@@ -10,6 +10,7 @@ from ascend_jax.runtime.copies import check_copy, submit, transfer, wait_if_page
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.layout import Field, Kind, Pitch
 from ascend_jax.runtime.ranges import address, overlaps, require_whole, rows_meet, rows_range, starts_at
+from ascend_jax.runtime.refusals import copy_given
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
@@ -56,7 +57,8 @@ def _copy_rows(
     moving["fields"] |= {Field.SCALARS + column: number for column, number in pitches.items()}
     command = Command(Kind.COPY, slot, operands=operand_rows(dst, src), writes=1 << 0, reads=1 << 1, **moving)
     is_idle = (width == 0) | (height == 0) | same
-    return submit(card, command, first_failing(rules, code), is_idle, site, is_blocking)[0], spans
+    code, given = first_failing(rules, code), copy_given(*spans)
+    return submit(card, command, code, is_idle, site, is_blocking, stream=stream, given=given)[0], spans
 
 
 @verb

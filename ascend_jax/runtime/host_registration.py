@@ -13,6 +13,7 @@ from ascend_jax.runtime.heap import block_at, change, row_at
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import HeapEntry, HeapFlag
 from ascend_jax.runtime.ranges import address
+from ascend_jax.runtime.refusals import pointer_given
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 
@@ -32,7 +33,7 @@ def _register(card: CardState, request: jax.Array, *, is_pinned: bool) -> tuple:
     ok = code == Code.SUCCESS
     host = change(card.host, row, {HeapEntry.FLAGS: flags ^ HeapFlag.REGISTERED}, ok)
     card = spend(dataclasses.replace(card, host=host), card.chip["host_malloc_ns"])
-    return status.note(card, code, site), jnp.where(ok, pointer, layout.NULL)
+    return status.note(card, code, site, given=pointer_given(pointer)), jnp.where(ok, pointer, layout.NULL)
 
 
 @verb

@@ -340,7 +340,7 @@ class Clock(enum.IntEnum):
 
 
 class StatusWord(enum.IntEnum):
-    """Entries of ``CardState.status`` [len(StatusWord)]."""
+    """Entries of ``CardState.status`` [STATUS_WORDS]."""
 
     CODE = 0  # first failure, sticky
     CALL = 1  # number of the call that failed first
@@ -349,6 +349,11 @@ class StatusWord(enum.IntEnum):
     LAST = 4  # code of the latest call
     CALLS = 5  # calls made
     REFUSES = 6  # 0, or why the call under way gets no room in its queue
+    GIVEN = 7  # first of GIVEN_WORDS entries: what the call that failed first was given, see `refusals`
+
+
+GIVEN_WORDS = 9
+STATUS_WORDS = StatusWord.GIVEN + GIVEN_WORDS
 
 
 class HeapEntry(enum.IntEnum):

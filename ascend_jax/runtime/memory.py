@@ -38,6 +38,7 @@ from ascend_jax.runtime.layout import (
     HeapWord,
 )
 from ascend_jax.runtime.ranges import Range, address, require_whole, split_bytes
+from ascend_jax.runtime.refusals import pointer_given, size_given
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.shortages import note_shortage, with_request
 from ascend_jax.runtime.state import CardState, Heap
@@ -147,7 +148,7 @@ def _malloc(card: CardState, request: jax.Array, *, is_padded: bool, flags: int 
     tries: list[tuple[jax.Array, Number]] = [(size, page), (jnp.where(falls_back, size, 0), PAGE)]
     heap, pointer, code = allocate(card, card.hbm, (whole, rest), tries, wrong, site, flags)
     card = spend(dataclasses.replace(card, hbm=heap), card.chip["host_malloc_ns"])
-    return status.note(card, code, site), pointer
+    return status.note(card, code, site, given=size_given(whole, rest)), pointer
 
 
 @stage(changes=("host", "clock", "status"), reads=("chip", "device", "contexts"))
@@ -159,7 +160,7 @@ def _malloc_host(card: CardState, request: jax.Array) -> tuple:
     wrong = status.first_code((needs_context & ~has_context(card), Code.RT_CONTEXT_NULL))
     heap, pointer, code = allocate(card, card.host, (whole, rest), tries, wrong, site, flags)
     card = spend(dataclasses.replace(card, host=heap), card.chip["host_malloc_ns"])
-    return status.note(card, code, site), pointer
+    return status.note(card, code, site, given=size_given(whole, rest)), pointer
 
 
 def release(card: CardState, heap: Heap, pointer: Number, refused: Number) -> tuple[Heap, jax.Array, jax.Array]:
@@ -180,7 +181,7 @@ def _free(card: CardState, pointer: Number, site: Number, *, refused: int = _NOT
     pointer = jnp.asarray(pointer, jnp.int32)
     heap, entry, code = release(card, card.hbm, pointer, refused)
     card = note_freed(dataclasses.replace(card, hbm=heap), entry, site, code == Code.SUCCESS)
-    return status.note(spend(card, card.chip["host_free_ns"]), code, site)
+    return status.note(spend(card, card.chip["host_free_ns"]), code, site, given=pointer_given(pointer))
 
 
 @stage(changes=("host", "clock", "status", "freed"))
@@ -188,7 +189,7 @@ def _free_host(card: CardState, request: jax.Array) -> CardState:
     pointer, site = request
     heap, entry, code = release(card, card.host, pointer, 0)
     card = note_freed(dataclasses.replace(card, host=heap), entry, site, code == Code.SUCCESS)
-    return status.note(spend(card, card.chip["host_free_ns"]), code, site)
+    return status.note(spend(card, card.chip["host_free_ns"]), code, site, given=pointer_given(pointer))
 
 
 def _known(policy: Number) -> Number:

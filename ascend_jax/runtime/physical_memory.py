@@ -20,6 +20,7 @@ from ascend_jax.runtime.layout import (
 )
 from ascend_jax.runtime.memory import allocate
 from ascend_jax.runtime.ranges import address, split_bytes
+from ascend_jax.runtime.refusals import pointer_given, size_given
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.shortages import with_request
 from ascend_jax.runtime.state import CardState
@@ -54,7 +55,7 @@ def _malloc_physical(card: CardState, request: jax.Array, *, page: int) -> tuple
     tries: list[tuple[jax.Array, Number]] = [(whole, page)]
     heap, handle, code = allocate(card, card.hbm, (whole, rest), tries, wrong, site, int(HeapFlag.PHYSICAL))
     card = spend(dataclasses.replace(card, hbm=heap), card.chip["host_malloc_ns"])
-    return status.note(card, code, site), handle
+    return status.note(card, code, site, given=size_given(whole, rest)), handle
 
 
 @stage(changes=("hbm", "clock", "status"), reads=("chip", "virtual"))
@@ -66,7 +67,7 @@ def _free_physical(card: CardState, request: jax.Array) -> CardState:
     hbm = change(card.hbm, row, {HeapEntry.FLAGS: entry[HeapEntry.FLAGS] | HeapFlag.CONDEMNED}, ok & is_used)
     hbm = remove(hbm, row, ok & ~is_used)
     card = spend(dataclasses.replace(card, hbm=hbm), card.chip["host_free_ns"])
-    return status.note(card, code, site)
+    return status.note(card, code, site, given=pointer_given(handle))
 
 
 @verb

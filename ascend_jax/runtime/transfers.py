@@ -22,6 +22,7 @@ from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.kernels import Argument, from_bytes, require_plain, to_bytes
 from ascend_jax.runtime.layout import Device, HeapWord, Kind
 from ascend_jax.runtime.ranges import Range, byte_range, is_empty
+from ascend_jax.runtime.refusals import range_given
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing, last_code
@@ -31,7 +32,7 @@ from ascend_jax.runtime.translation import translate
 
 @stage
 def _queue_array(card: CardState, place: Range, to_device: bool | jax.Array, site: Number) -> tuple:
-    place, to_device = translate(card, place), jnp.asarray(to_device)
+    given, place, to_device = range_given(place), translate(card, place), jnp.asarray(to_device)
     on_host = place.pointer < layout.NULL
     code, slot = find_queue(card, layout.NONE, True)
     code = first_failing(code, first_code((on_host, Code.RT_PARAM_INVALID)), check_range(card, place))
@@ -39,7 +40,7 @@ def _queue_array(card: CardState, place: Range, to_device: bool | jax.Array, sit
     command = Command(
         Kind.COPY, slot, operands=operand_rows(place), writes=to_device, reads=~to_device, has_effect=False, **moving
     )
-    return submit(card, command, code, is_empty(place), site, is_blocking=True)
+    return submit(card, command, code, is_empty(place), site, True, given=given)
 
 
 def move_array(card: CardState, place: Range, to_device: bool, site: Site) -> CardState:
@@ -144,11 +145,11 @@ def download(
 
 @stage(static=("is_write",))
 def _check_host(card: CardState, place: Range, site: Number, *, is_write: bool) -> tuple:
-    place = translate(card, place)
+    given, place = range_given(place), translate(card, place)
     code = first_code((place.pointer > layout.NULL, Code.RT_PARAM_INVALID))
     code = first_failing(code, check_range(card, place))
     card = note_access(card, place, site, is_write, code == Code.SUCCESS)
-    return answer(card, code, site, layout.NONE)
+    return answer(card, code, site, layout.NONE, given=given)
 
 
 @verb

@@ -25,7 +25,8 @@ from ascend_jax.runtime.layout import (
     VirtualKind,
 )
 from ascend_jax.runtime.physical_memory import find_physical, is_mapped
-from ascend_jax.runtime.ranges import address, split_bytes
+from ascend_jax.runtime.ranges import Range, address, split_bytes
+from ascend_jax.runtime.refusals import pointer_given, range_given, size_given
 from ascend_jax.runtime.rows import Number, get_row, put_if
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
@@ -74,7 +75,7 @@ def _reserve(card: CardState, request: jax.Array) -> tuple:
     ok = code == Code.SUCCESS
     virtual = put_if(ok, card.virtual, row, _row(VirtualKind.RESERVATION, start, size))
     card = spend(dataclasses.replace(card, virtual=virtual), card.chip["host_malloc_ns"])
-    return status.note(card, code, site), jnp.where(ok, start, layout.NULL)
+    return status.note(card, code, site, given=size_given(whole, rest)), jnp.where(ok, start, layout.NULL)
 
 
 @stage(changes=("virtual", "clock", "status"))
@@ -86,7 +87,7 @@ def _release(card: CardState, request: jax.Array) -> CardState:
     code = first_code((pointer == layout.NULL, Code.INVALID_PARAM), (~found | is_used, Code.RT_PARAM_INVALID))
     virtual = put_if(code == Code.SUCCESS, card.virtual, row, jnp.zeros(len(Virtual), jnp.int32))
     card = spend(dataclasses.replace(card, virtual=virtual), card.chip["host_free_ns"])
-    return status.note(card, code, site)
+    return status.note(card, code, site, given=pointer_given(pointer))
 
 
 @stage(changes=("virtual", "clock", "status"), reads=("chip", "hbm"))
@@ -106,7 +107,7 @@ def _map(card: CardState, request: jax.Array) -> CardState:
     )
     virtual = put_if(code == Code.SUCCESS, card.virtual, row, _row(VirtualKind.MAPPING, pointer, whole, handle))
     card = spend(dataclasses.replace(card, virtual=virtual), card.chip["host_malloc_ns"])
-    return status.note(card, code, site)
+    return status.note(card, code, site, given=range_given(Range(pointer, 0, whole, rest)))
 
 
 @stage(changes=("virtual", "hbm", "clock", "status", "freed"))
@@ -123,7 +124,7 @@ def _unmap(card: CardState, request: jax.Array) -> CardState:
     is_condemned = (entry[HeapEntry.FLAGS] & HeapFlag.CONDEMNED) != 0
     hbm = remove(card.hbm, block, is_last & is_condemned)
     card = spend(dataclasses.replace(card, hbm=hbm), card.chip["host_free_ns"])
-    return status.note(card, code, site)
+    return status.note(card, code, site, given=pointer_given(pointer))
 
 
 @verb

@@ -221,7 +221,7 @@ def test_which_calls_need_a_current_context(pair):
 def test_a_cache_gives_nothing_back_to_a_device_that_it_cannot_wait_for(fresh):
     cache, card, pointer = aj.cache_alloc(aj.caching_allocator(fresh), fresh, 20 << 20)
     cache, card = aj.cache_free(cache, card, pointer)
-    cache, card, workspace = aj.cache_workspace(cache, card, 2 << 20)
+    cache, card, _ = aj.cache_workspace(cache, card, 2 << 20)
     bare = aj.use_thread(*aj.create_thread(card))
     after, bare = aj.empty_cache(cache, bare)
     assert int(aj.last_code(bare)) == 107002 and after == cache
