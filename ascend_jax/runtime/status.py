@@ -115,13 +115,11 @@ def raise_if_error(card: CardState) -> None:
     now = status(card)
     if now.code != Code.SUCCESS:
         stream = f", stream {now.stream}" if now.stream != layout.NONE else ""
-        if now.code == Code.MEMORY_ALLOCATION:
-            numbers = out_of_memory(card)
-        else:
-            words = np.asarray(card.status)[StatusWord.GIVEN :]
-            numbers = refusal_text(card, words, is_latest=now.calls == now.call + 1)
-        numbers = f" ({numbers})" if numbers else ""
-        raise AscendError(now.code, f"call {now.call} at {now.site or 'unknown site'}{stream}{numbers}")
+        words = np.asarray(card.status)[StatusWord.GIVEN :]
+        is_short, is_latest = now.code == Code.MEMORY_ALLOCATION, now.calls == now.call + 1
+        numbers = out_of_memory(card) if is_short else refusal_text(card, words, is_latest=is_latest)
+        detail = f" ({numbers})" if numbers else ""
+        raise AscendError(now.code, f"call {now.call} at {now.site or 'unknown site'}{stream}{detail}")
 
 
 def clear_error(card: CardState) -> CardState:
