@@ -1,4 +1,4 @@
-"""Copies and fills. The direction comes from the addresses: pinned host memory has negative pointers."""
+"""Copies and fills. The direction comes from the addresses."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ from ascend_jax.runtime.handles import find_stream, has_context
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Field, HeapEntry, HeapFlag, HeapWord, Kind, Resource, Stream
 from ascend_jax.runtime.memory import is_live
-from ascend_jax.runtime.ranges import Range, byte_range, granules, is_empty, overlaps, starts_at
+from ascend_jax.runtime.ranges import Range, byte_range, granules, is_empty, is_host, overlaps, starts_at
 from ascend_jax.runtime.refusals import Given, copy_given, range_given
 from ascend_jax.runtime.rows import Number, get_row
 from ascend_jax.runtime.state import CardState
@@ -76,7 +76,7 @@ def _copy(
     given, dst, src = copy_given(dst, src), translate(card, dst), translate(card, src)
     same = starts_at(dst, src)
     code, slot = check_copy(card, dst, src, stream, is_blocking, is_traced, overlaps(dst, src) & ~same)
-    moving = transfer(card, dst, dst.pointer < layout.NULL, src.pointer < layout.NULL)
+    moving = transfer(card, dst, is_host(dst.pointer), is_host(src.pointer))
     command = Command(Kind.COPY, slot, operands=operand_rows(dst, src), writes=1 << 0, reads=1 << 1, **moving)
     return submit(card, command, code, is_empty(dst) | same, site, is_blocking, stream=stream, given=given)[0]
 
@@ -91,7 +91,7 @@ def check_copy(
     is_overlapping: jax.Array,
 ) -> tuple[jax.Array, Number]:
     """Return (code, slot) of a copy between two ranges in normal form; ``is_overlapping``: it writes what it reads."""
-    to_host, from_host = dst.pointer < layout.NULL, src.pointer < layout.NULL
+    to_host, from_host = is_host(dst.pointer), is_host(src.pointer)
     code, slot = find_queue(card, stream, is_blocking)
     if not is_blocking:
         code = first_failing(code, first_code((to_host & from_host, Code.FEATURE_NOT_SUPPORT)))
@@ -116,13 +116,13 @@ def is_pageable_at(card: CardState, place: Range) -> jax.Array:
     is_it = (blocks[HeapEntry.START] <= place.pointer) & (ahead < blocks[HeapEntry.SIZE])
     is_unpinned = (blocks[HeapEntry.FLAGS] & (HeapFlag.PAGEABLE | HeapFlag.REGISTERED)) == HeapFlag.PAGEABLE
     live = jnp.arange(blocks.shape[1]) < card.host.words[HeapWord.COUNT]
-    return (live & is_it & is_unpinned).any() & (place.pointer < layout.NULL)
+    return (live & is_it & is_unpinned).any() & is_host(place.pointer)
 
 
 @stage(static=("is_blocking",))
 def _set(card: CardState, dst: Range, value: Number, stream: Number, site: Number, *, is_blocking: bool) -> CardState:
     given, dst = range_given(dst), translate(card, dst)
-    to_host = dst.pointer < layout.NULL
+    to_host = is_host(dst.pointer)
     code, slot = find_queue(card, stream, is_blocking)
     code = first_failing(code, check_range(card, dst))
     filling = transfer(card, dst, to_host, to_host)

@@ -11,9 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ascend_jax.runtime import layout
 from ascend_jax.runtime.layout import HeapEntry, HeapWord
-from ascend_jax.runtime.ranges import Range
+from ascend_jax.runtime.ranges import Range, is_host
 from ascend_jax.runtime.rows import Number, get_row, with_entries
 from ascend_jax.runtime.state import Heap
 
@@ -214,6 +213,6 @@ def holds(heap: Heap, place: Range) -> jax.Array:
 
 
 def heap_of(host: Heap, hbm: Heap, pointer: Number) -> Heap:
-    """Return the heap that an address belongs to: pinned host memory lies below the null pointer."""
-    on_host = jnp.asarray(pointer) < layout.NULL
+    """Return the heap that an address belongs to."""
+    on_host = is_host(jnp.asarray(pointer))
     return jax.tree.map(lambda one, other: jnp.where(on_host, one, other), host, hbm)

@@ -16,7 +16,7 @@ from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.kernels import Cost, Executor, KernelSpec
 from ascend_jax.runtime.layout import GRANULE_BYTES, Field, Kind, Operand, Resource
 from ascend_jax.runtime.memory import is_live
-from ascend_jax.runtime.ranges import Range, byte_range
+from ascend_jax.runtime.ranges import Range, byte_range, is_device
 from ascend_jax.runtime.rows import Number, put_row
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_failing
@@ -106,7 +106,7 @@ def _check_operands(card: CardState, executor: Executor, operands: jax.Array) ->
     is_workspace = (slot == layout.WORKSPACE) & (executor.workspace_bytes > 0)
     places = Range(*(operands[:, column] for column in Operand)).as_int32()
     live = jax.vmap(lambda place: is_live(card, place))(places)
-    on_device = operands[:, Operand.POINTER] > layout.NULL
+    on_device = is_device(operands[:, Operand.POINTER])
     backed = hbm.is_backed(card, places) if card.has_values else jnp.ones_like(live)
     used = is_value & ((operands[:, Operand.WHOLE] != 0) | (operands[:, Operand.REST] > 0))
     return status.first_code(

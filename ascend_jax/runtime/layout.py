@@ -37,7 +37,8 @@ HUGE_PAGE = (2 << 20) // GRANULE_BYTES
 GIANT_PAGE = (1 << 30) // GRANULE_BYTES
 NULL = 0  # the null pointer
 HBM_BASE = (2 << 20) // GRANULE_BYTES  # the first huge page of the address space is the null page
-HOST_BASE = -(2**31) + 1  # pinned host memory has negative pointers, so a direction shows in the addresses
+HOST_BASE = -(2**31) + 1  # host memory has the lowest pointers, so a direction shows in the addresses
+HOST_END = -(2**31) + (1 << 25)  # 2 GiB: no more can be real
 NONE = -1  # "no such row, event or command"
 OWN_THREAD = -2  # a thread that the runtime made for a stream's host functions
 

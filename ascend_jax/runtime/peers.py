@@ -17,7 +17,7 @@ from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.handles import has_context
 from ascend_jax.runtime.host import host_now, set_host
 from ascend_jax.runtime.layout import Device, Field, Kind, Resource
-from ascend_jax.runtime.ranges import Range, byte_range, granules, is_empty
+from ascend_jax.runtime.ranges import Range, byte_range, granules, is_empty, is_host
 from ascend_jax.runtime.refusals import range_given
 from ascend_jax.runtime.rows import Number, with_entries
 from ascend_jax.runtime.state import CardState
@@ -74,7 +74,7 @@ def peer_access_status(card: CardState, device: int) -> jax.Array:
 def _refusal(card: CardState, place: Range, wrong: Number, site: Number) -> tuple:
     """Say what is wrong with one side, before anything is queued; return (card, code)."""
     given, place = range_given(place), translate(card, place)
-    on_host = first_code((place.pointer < layout.NULL, Code.RT_PARAM_INVALID))
+    on_host = first_code((is_host(place.pointer), Code.RT_PARAM_INVALID))
     code = first_failing(find_queue(card, layout.NONE, True)[0], on_host, check_range(card, place), jnp.asarray(wrong))
     return answer(card, code, site, layout.NONE, given=given)
 

@@ -39,9 +39,19 @@ class Range(NamedTuple):
         granules = jnp.where(is_odd, 0, offset >> GRANULE_SHIFT)
         first = pointer + granules
         moved = first + jnp.where(is_odd, 0, skip)
-        is_past = (first < pointer) | (moved < first)
+        is_past = (first < pointer) | (moved < first) | ((pointer < layout.NULL) & (moved >= layout.NULL))
         whole = jnp.where(is_past, layout.NONE, whole)
         return Range(moved, offset - (granules << GRANULE_SHIFT), whole, rest, jnp.zeros_like(moved))
+
+
+def is_host(pointer: Any) -> Any:
+    """Return, elementwise, whether an address is one of host memory."""
+    return pointer < layout.HOST_END
+
+
+def is_device(pointer: Any) -> Any:
+    """Return, elementwise, whether an address is one of the device, virtual ones included."""
+    return (pointer >= layout.HOST_END) & (pointer != layout.NULL)
 
 
 def require_whole(**numbers: Number) -> None:

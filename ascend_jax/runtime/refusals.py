@@ -9,7 +9,7 @@ import numpy as np
 
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.layout import GIVEN_WORDS, GRANULE_BYTES, HeapEntry, HeapWord, Virtual, VirtualKind
-from ascend_jax.runtime.ranges import MOST_GRANULES, Range
+from ascend_jax.runtime.ranges import MOST_GRANULES, Range, is_host
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 
@@ -97,7 +97,7 @@ def _lies(card: CardState, pointer: int) -> str:
     """Say what there is at a pointer."""
     if pointer == layout.NULL:
         return " (null)"
-    heap = card.host if pointer < layout.NULL else card.hbm
+    heap = card.host if is_host(pointer) else card.hbm
     blocks = np.asarray(heap.blocks, np.int64)[:, : int(heap.words[HeapWord.COUNT])].T
     starts = blocks[:, HeapEntry.START]
     for block in blocks[(starts <= pointer) & (pointer < starts + blocks[:, HeapEntry.SIZE])]:

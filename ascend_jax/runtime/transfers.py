@@ -21,7 +21,7 @@ from ascend_jax.runtime.early import note_access
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.kernels import Argument, from_bytes, require_plain, to_bytes
 from ascend_jax.runtime.layout import Device, HeapWord, Kind
-from ascend_jax.runtime.ranges import Range, byte_range, is_empty
+from ascend_jax.runtime.ranges import Range, byte_range, is_device, is_empty, is_host
 from ascend_jax.runtime.refusals import range_given
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
@@ -33,7 +33,7 @@ from ascend_jax.runtime.translation import translate
 @stage
 def _queue_array(card: CardState, place: Range, to_device: bool | jax.Array, site: Number) -> tuple:
     given, place, to_device = range_given(place), translate(card, place), jnp.asarray(to_device)
-    on_host = place.pointer < layout.NULL
+    on_host = is_host(place.pointer)
     code, slot = find_queue(card, layout.NONE, True)
     code = first_failing(code, first_code((on_host, Code.RT_PARAM_INVALID)), check_range(card, place))
     moving = transfer(card, place, on_host | ~to_device, on_host | to_device)
@@ -146,7 +146,7 @@ def download(
 @stage(static=("is_write",))
 def _check_host(card: CardState, place: Range, site: Number, *, is_write: bool) -> tuple:
     given, place = range_given(place), translate(card, place)
-    code = first_code((place.pointer > layout.NULL, Code.RT_PARAM_INVALID))
+    code = first_code((is_device(place.pointer), Code.RT_PARAM_INVALID))
     code = first_failing(code, check_range(card, place))
     card = note_access(card, place, site, is_write, code == Code.SUCCESS)
     return answer(card, code, site, layout.NONE, given=given)

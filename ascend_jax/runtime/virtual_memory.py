@@ -1,8 +1,8 @@
 """Virtual memory: reserve addresses, and map physical memory to them (``aclrtMapMem``).
 
 These calls go to the driver and need no current context (CANN runtime, its VMM calls).
-Virtual addresses begin behind the device memory. A copy or an operand must lie in one mapping: what spans two is
-refused, even if they touch.
+Virtual addresses lie behind the device memory, or before the null pointer if that leaves too few. A copy or an operand
+must lie in one mapping: what spans two is refused, even if they touch.
 """
 
 import dataclasses
@@ -30,6 +30,7 @@ from ascend_jax.runtime.refusals import pointer_given, range_given, size_given
 from ascend_jax.runtime.rows import Number, get_row, put_if
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
+from ascend_jax.runtime.translation import virtual_span
 
 
 def _row(kind: VirtualKind, start: Number, size: Number, physical: Number = 0) -> jax.Array:
@@ -58,13 +59,13 @@ def _overlaps(card: CardState, kinds: tuple[VirtualKind, ...], start: Number, si
 def _reserve(card: CardState, request: jax.Array) -> tuple:
     whole, rest, site = request
     size = (whole + (rest > 0) + HUGE_PAGE - 1) & -HUGE_PAGE
-    base = (card.hbm.words[HeapWord.END] + HUGE_PAGE - 1) & -HUGE_PAGE
+    base, end = virtual_span(card.hbm.words[HeapWord.END])
     kinds = VirtualKind.RESERVATION, VirtualKind.SEGMENT
     is_reserved = jnp.isin(card.virtual[:, Virtual.KIND], jnp.array(kinds))
     ends = jnp.where(is_reserved, card.virtual[:, Virtual.START] + card.virtual[:, Virtual.SIZE], base)
     starts = jnp.append(ends, base)  # the lowest gap begins at the base or behind a reservation
     is_clear = jax.vmap(lambda start: ~_overlaps(card, kinds, start, size))(starts)
-    fits = is_clear & (starts >= base) & (size <= FAR - starts)
+    fits = is_clear & (starts >= base) & (size <= end - starts)
     start = jnp.where(fits, starts, FAR).min()
     has_row, row = _free_row(card)
     code = first_code(
@@ -132,8 +133,8 @@ def reserve_mem_address(card: CardState, nbytes: Number, *, site: Site = None) -
     """Reserve virtual addresses, rounded up to 2 MiB; takes no memory (``aclrtReserveMemAddress``).
 
     Returns:
-      The card and the first address, 0 on failure. Status 100000 for a size of 0 or less, 207001 if the 128 GiB that
-      addresses span are used up, 900005 if the card's ``max_mappings`` are.
+      The card and the first address, 0 on failure. Status 100000 for a size of 0 or less, 207001 if no run of
+      addresses is long enough, 900005 if the card's ``max_mappings`` are.
 
     >>> import ascend_jax as aj
     >>> card, address = aj.reserve_mem_address(aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=1 << 22), 8 << 20)
