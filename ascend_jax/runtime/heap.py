@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ascend_jax.runtime.layout import HeapEntry, HeapWord
+from ascend_jax.runtime.layout import REST_BITS, HeapEntry, HeapWord
 from ascend_jax.runtime.ranges import Range, is_host
 from ascend_jax.runtime.rows import Number, get_row, with_entries
 from ascend_jax.runtime.state import Heap
 
 FAR = 2**31 - 1
+REST_MASK = (1 << REST_BITS) - 1
 
 
 class Gap(NamedTuple):
@@ -81,7 +82,7 @@ def largest_gap(heap: Heap) -> jax.Array:
 def insert(heap: Heap, row: Number, entry: jax.Array, is_wanted: Number = True) -> Heap:
     """Return ``heap`` with one more block before ``row``, int32 [len(HeapEntry)], if that is wanted; it numbers it."""
     rows, made = jnp.arange(heap.blocks.shape[1]), heap.words[HeapWord.MADE]
-    entry = jnp.where(jnp.arange(len(HeapEntry)) == HeapEntry.NUMBER, made, entry)
+    entry = jnp.where(jnp.arange(len(HeapEntry)) == HeapEntry.REST, (entry & REST_MASK) | (made << REST_BITS), entry)
     row = jnp.where(is_wanted, row, FAR)
     blocks = jnp.where(rows < row, heap.blocks, jnp.where(rows == row, entry[:, None], _shifted(heap.blocks, 1)))
     used = heap.words[HeapWord.USED] + jnp.where(is_wanted, entry[HeapEntry.SIZE], 0)
@@ -130,8 +131,8 @@ def split(heap: Heap, row: Number, size: Number, front: Mapping[HeapEntry, Numbe
     made = cut.words[HeapWord.MADE]
     words = {HeapWord.USED: heap.words[HeapWord.USED], HeapWord.PEAK: heap.words[HeapWord.PEAK]}
     cut = Heap(cut.blocks, with_words(cut.words, {**words, HeapWord.MADE: made + jnp.where(is_wanted, 1, 0)}))
-    facts = {HeapEntry.SIZE: jnp.where(has_rest, size, entry[HeapEntry.SIZE]), HeapEntry.NUMBER: made, **front}
-    return change(cut, row, facts, is_wanted)
+    facts = {**front, HeapEntry.SIZE: jnp.where(has_rest, size, entry[HeapEntry.SIZE])}
+    return change(cut, row, facts | {HeapEntry.REST: front[HeapEntry.REST] | (made << REST_BITS)}, is_wanted)
 
 
 def join(heap: Heap, may_join: jax.Array) -> Heap:
@@ -207,7 +208,7 @@ def holds(heap: Heap, place: Range) -> jax.Array:
     ahead = place.pointer - blocks[HeapEntry.START]
     end, rest = place.end
     left = blocks[HeapEntry.ASKED] - ahead
-    inside = (end < left) | ((end == left) & (rest <= blocks[HeapEntry.REST]))
+    inside = (end < left) | ((end == left) & (rest <= blocks[HeapEntry.REST] & REST_MASK))
     live = jnp.arange(blocks.shape[1]) < heap.words[HeapWord.COUNT]
     return (live & (ahead >= 0) & inside).any() & (place.offset >= 0) & (place.whole >= 0)
 

@@ -28,7 +28,7 @@ class Export:
     pointer: int
     nbytes: int
     checks_pid: bool
-    number: int  # of its block: a later one has another, wherever it lies
+    block: tuple[int, ...]  # its facts, the number of its allocation among them: no later one has the same
     pids: frozenset[int] = frozenset()  # that may import it
     importers: frozenset[int] = frozenset()  # that have
 
@@ -60,14 +60,14 @@ def _require_context(card: CardState) -> None:
         raise AscendError(Code.RT_CONTEXT_NULL, "the calling thread has no current context")
 
 
-def _block_of(card: CardState, pointer: int, nbytes: int) -> int | None:
-    """Return the number of the live block that begins at ``pointer`` and holds the bytes, or None."""
+def _block_of(card: CardState, pointer: int, nbytes: int) -> tuple[int, ...] | None:
+    """Return the facts of the live block that begins at ``pointer`` and holds the bytes, or None."""
     start = int(address(pointer))
     blocks = np.asarray(card.hbm.blocks)[:, : int(card.hbm.words[HeapWord.COUNT])]
     (columns,) = np.nonzero(blocks[HeapEntry.START] == start)
     if not len(columns) or not bool(is_live(card, translate(card, byte_range(start, 0, nbytes)))):
         return None
-    return int(blocks[HeapEntry.NUMBER, columns[0]])
+    return tuple(blocks[:, columns[0]].tolist())
 
 
 def ipc_export(
@@ -89,12 +89,12 @@ def ipc_export(
     if pointer == 0 or nbytes <= 0:
         raise AscendError(Code.INVALID_PARAM, f"pointer {pointer}, {nbytes} bytes")
     _require_context(card)
-    number = _block_of(card, pointer, nbytes)
-    if number is None:
+    block = _block_of(card, pointer, nbytes)
+    if block is None:
         raise AscendError(Code.RT_PARAM_INVALID, f"{nbytes} bytes at pointer {pointer} are no part of a device block")
     key = f"{shared.made:08x}{int(pointer):08x}{nbytes:016x}".ljust(KEY_CHARACTERS - 1, "0")
     shared = dataclasses.replace(shared, made=shared.made + 1)
-    return _with(shared, key, Export(int(pointer), nbytes, checks_pid, number)), key
+    return _with(shared, key, Export(int(pointer), nbytes, checks_pid, block)), key
 
 
 def ipc_allow(shared: IpcExports, key: str, pids: Iterable[int]) -> IpcExports:
@@ -112,7 +112,7 @@ def ipc_import(shared: IpcExports, card: CardState, key: str, pid: int) -> tuple
     """
     _require_context(card)
     export = _find(shared, key)
-    if _block_of(card, export.pointer, export.nbytes) != export.number:
+    if _block_of(card, export.pointer, export.nbytes) != export.block:
         raise AscendError(Code.RT_PARAM_INVALID, f"pointer {export.pointer} was freed after it was exported")
     if export.checks_pid and pid not in export.pids:
         raise AscendError(Code.NO_PERMISSION, f"process {pid} is not among {sorted(export.pids)}")

@@ -363,11 +363,10 @@ class HeapEntry(enum.IntEnum):
     START = 0  # granule
     SIZE = 1  # granules taken, whole pages
     ASKED = 2  # whole granules asked for
-    REST = 3  # bytes asked for beyond them, 0..63
+    REST = 3  # bytes asked for beyond them, 0..63, and above REST_BITS the allocation's number modulo 2**26
     SITE = 4  # call site of the allocation
     BORN = 5  # commands enqueued before it was allocated; of an idle block of a pool, before it was given back
     FLAGS = 6  # HeapFlag bits
-    NUMBER = 7  # running number of the allocation in this memory, of which no other has it; 0 of segments' pages
 
 
 class HeapFlag(enum.IntFlag):
@@ -383,6 +382,7 @@ class HeapFlag(enum.IntFlag):
     SEGMENT = 128  # behind an expandable segment
 
 
+REST_BITS = GRANULE_SHIFT
 POOL_SHIFT = 8  # above it: slot of the pool, 8 bits
 STREAM_SHIFT = 16  # above it: slot of the stream in whose order a block of a pool was given back
 

@@ -80,7 +80,7 @@ def is_live(card: CardState, place: Range) -> jax.Array:
 
 def new_entry(card: CardState, start: Number, size: Number, asked: tuple, site: Number, flags: Number = 0) -> jax.Array:
     """Return the facts of a block that is allocated now, int32 [len(HeapEntry)]; ``asked`` is (granules, bytes)."""
-    facts = [start, size, *asked, site, card.clock[Clock.ENQUEUED], flags, 0]  # the heap gives it its number
+    facts = [start, size, *asked, site, card.clock[Clock.ENQUEUED], flags]
     return jnp.stack([jnp.asarray(fact, jnp.int32) for fact in facts])
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.runtime import layout
+from ascend_jax.runtime.heap import REST_MASK
 from ascend_jax.runtime.layout import GIVEN_WORDS, GRANULE_BYTES, HeapEntry, HeapWord, Virtual, VirtualKind
 from ascend_jax.runtime.ranges import MOST_GRANULES, Range, is_host
 from ascend_jax.runtime.rows import Number
@@ -101,7 +102,7 @@ def _lies(card: CardState, pointer: int) -> str:
     blocks = np.asarray(heap.blocks, np.int64)[:, : int(heap.words[HeapWord.COUNT])].T
     starts = blocks[:, HeapEntry.START]
     for block in blocks[(starts <= pointer) & (pointer < starts + blocks[:, HeapEntry.SIZE])]:
-        nbytes = block[HeapEntry.ASKED] * GRANULE_BYTES + block[HeapEntry.REST]
+        nbytes = block[HeapEntry.ASKED] * GRANULE_BYTES + (block[HeapEntry.REST] & REST_MASK)
         return f" (block of {nbytes} bytes at {block[HeapEntry.START]})"
     rows = np.asarray(card.virtual, np.int64)
     starts = rows[:, Virtual.START]
