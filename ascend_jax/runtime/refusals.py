@@ -28,7 +28,7 @@ class GivenKind(enum.IntEnum):
 class Given(NamedTuple):
     """The size, pointer or byte ranges that a call was given."""
 
-    kind: GivenKind
+    kind: Number  # GivenKind
     first: Range
     second: Range = Range(0, 0, 0, 0)
 
