@@ -9,9 +9,9 @@ import numpy as np
 
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.heap import REST_MASK
-from ascend_jax.runtime.layout import GIVEN_WORDS, GRANULE_BYTES, HeapEntry, HeapWord, Virtual, VirtualKind
+from ascend_jax.runtime.layout import GIVEN_WORDS, GRANULE_BYTES, HeapEntry, HeapWord, Operand, Virtual, VirtualKind
 from ascend_jax.runtime.ranges import MOST_GRANULES, Range, is_host
-from ascend_jax.runtime.rows import Number
+from ascend_jax.runtime.rows import Number, get_row
 from ascend_jax.runtime.state import CardState
 
 
@@ -23,6 +23,7 @@ class GivenKind(enum.IntEnum):
     POINTER = 2  # a pointer alone
     RANGE = 3
     COPY = 4  # from the second range to the first
+    OPERAND = 5  # of an operator; the pointer of the second range is its number
 
 
 class Given(NamedTuple):
@@ -60,6 +61,14 @@ def copy_given(dst: Range, src: Range) -> Given:
     return Given(GivenKind.COPY, dst, src)
 
 
+def operand_given(operands: jax.Array, is_wrong: jax.Array) -> Given:
+    """Return the first wrong one of the operands, int32 [P, len(Operand)], of an operator; bool [P]."""
+    number = jnp.argmax(is_wrong)
+    place = Range(*(get_row(operands, number)[column] for column in Operand))
+    kind = jnp.where(is_wrong.any(), GivenKind.OPERAND, GivenKind.NOTHING)
+    return Given(kind, place, Range(number, 0, 0, 0))
+
+
 def refusal_text(card: CardState, words: np.ndarray, *, is_latest: bool) -> str:
     """Say what a call was given, int [GIVEN_WORDS]; after the latest call also what lies where it points to.
 
@@ -75,6 +84,9 @@ def refusal_text(card: CardState, words: np.ndarray, *, is_latest: bool) -> str:
         return there[0]
     if kind == GivenKind.RANGE:
         return f"{_length(first)} at {there[0]}"
+    if kind == GivenKind.OPERAND:
+        name = "workspace" if second.pointer == layout.WORKSPACE else f"operand {second.pointer}"
+        return f"{name}: {_length(first)} at {there[0]}"
     if kind == GivenKind.COPY and first[2:] == second[2:]:
         return f"{_length(first)} to {there[0]} from {there[1]}"
     if kind == GivenKind.COPY:

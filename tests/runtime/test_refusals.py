@@ -99,6 +99,19 @@ def test_what_lies_there_is_told_only_right_after_the_call(kit):
         aj.raise_if_error(aj.synchronize_stream(aj.clear_error(card), 9))
 
 
+def test_an_operand_is_named_by_its_number(kit):
+    x, past = aj.tensor(A, (16, 16), "float16"), aj.tensor(B, (16, 16), "float16", offset=300)
+    for places, words in (
+        ((x, past, x), "operand 1: 512 bytes at pointer 32841 + 24 bytes (block of 1000 bytes at 32832)"),
+        ((x, x, aj.tensor(77, (16, 16), "float16")), "operand 2: 512 bytes at pointer 77 (no live block)"),
+    ):
+        card, _, executor = aj.ops.matmul_get_workspace_size(kit, *places[:2], out=places[2])
+        card = aj.launch(card, executor, 0, 0)
+        with pytest.raises(aj.AscendError) as caught:
+            aj.raise_if_error(card)
+        assert words in str(caught.value) and caught.value.code == aj.Code.RT_PARAM_INVALID
+
+
 def test_the_first_failure_under_jit_keeps_its_numbers(kit):
     @jax.jit
     def run(card, nbytes):
