@@ -36,7 +36,6 @@ from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.kernels import Argument, KernelSpec
 from ascend_jax.runtime.launch import load_kernel
 from ascend_jax.runtime.layout import LIMB, NONE, NULL, SHARES, Capture, Clock, Field, Kind, Stream
-from ascend_jax.runtime.memory import is_live
 from ascend_jax.runtime.program import LONGEST_BLOCK_NS
 from ascend_jax.runtime.ranges import Range, byte_range, is_empty, is_host, split_bytes
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
@@ -44,6 +43,7 @@ from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import make_room
 from ascend_jax.runtime.translation import translate
+from ascend_jax.runtime.usable import is_live
 
 COMMANDS = 3  # of one call
 

@@ -15,7 +15,6 @@ from ascend_jax.runtime.handles import find_stream
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.kernels import Cost, Executor, KernelSpec
 from ascend_jax.runtime.layout import GRANULE_BYTES, Field, Kind, Operand, Resource
-from ascend_jax.runtime.memory import is_live
 from ascend_jax.runtime.ranges import Range, byte_range, is_device
 from ascend_jax.runtime.refusals import operand_given
 from ascend_jax.runtime.rows import Number, put_row
@@ -23,6 +22,7 @@ from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_failing
 from ascend_jax.runtime.synchronize import make_room
 from ascend_jax.runtime.translation import translate
+from ascend_jax.runtime.usable import is_live
 
 
 def load_kernel(card: CardState, spec: KernelSpec) -> tuple[CardState, int]:

@@ -16,7 +16,6 @@ from ascend_jax.runtime import bytes as hbm
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, enqueue, operand_rows
-from ascend_jax.runtime.copies import check_range
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.event_slots import busy_cells
 from ascend_jax.runtime.handles import find_stream, value_cell
@@ -28,6 +27,7 @@ from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import look, make_room
 from ascend_jax.runtime.translation import translate
+from ascend_jax.runtime.usable import check_range
 
 VALUE_BYTES = 8
 Words = tuple[Number, Number]  # high and low word of 64 bits

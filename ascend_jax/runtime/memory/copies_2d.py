@@ -6,9 +6,9 @@ from ascend_jax.runtime import layout
 from ascend_jax.runtime.advance import Goal
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, host_stream, operand_rows
-from ascend_jax.runtime.copies import check_copy, submit, transfer, wait_if_pageable
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.layout import Field, Kind, Pitch
+from ascend_jax.runtime.memory.copies import check_copy, submit, transfer, wait_if_pageable
 from ascend_jax.runtime.ranges import (
     address,
     is_device,

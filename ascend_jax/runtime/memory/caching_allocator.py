@@ -10,12 +10,16 @@ from types import MappingProxyType
 import numpy as np
 
 from ascend_jax.runtime import callsite
-from ascend_jax.runtime.allocator_options import parse_allocator_options
-from ascend_jax.runtime.allocator_stats import AllocatorStats
-from ascend_jax.runtime.caching_expandable import reach
-from ascend_jax.runtime.caching_reports import CacheOutOfMemory, shortage
-from ascend_jax.runtime.caching_segments import is_refused_by_fraction, new_block
-from ascend_jax.runtime.caching_state import (
+from ascend_jax.runtime.codes import AscendError, Code
+from ascend_jax.runtime.edge import Site, verb
+from ascend_jax.runtime.handles import find_stream
+from ascend_jax.runtime.layout import GRANULE_BYTES, Clock, Field, HeapWord, Stream
+from ascend_jax.runtime.memory.allocator_options import parse_allocator_options
+from ascend_jax.runtime.memory.allocator_stats import AllocatorStats
+from ascend_jax.runtime.memory.caching_expandable import reach
+from ascend_jax.runtime.memory.caching_reports import CacheOutOfMemory, shortage
+from ascend_jax.runtime.memory.caching_segments import is_refused_by_fraction, new_block
+from ascend_jax.runtime.memory.caching_state import (
     MIN_BLOCK,
     SMALL_SIZE,
     Block,
@@ -24,10 +28,6 @@ from ascend_jax.runtime.caching_state import (
     rounded_size,
     with_blocks,
 )
-from ascend_jax.runtime.codes import AscendError, Code
-from ascend_jax.runtime.edge import Site, verb
-from ascend_jax.runtime.handles import find_stream
-from ascend_jax.runtime.layout import GRANULE_BYTES, Clock, Field, HeapWord, Stream
 from ascend_jax.runtime.ranges import require_whole
 from ascend_jax.runtime.state import CardState, require_single
 from ascend_jax.runtime.synchronize import look

@@ -7,7 +7,9 @@ the device memory; what is cached can be unmapped again and leaves a hole (torch
 import dataclasses
 from types import MappingProxyType
 
-from ascend_jax.runtime.caching_state import (
+from ascend_jax.runtime.edge import Site
+from ascend_jax.runtime.layout import GRANULE_BYTES
+from ascend_jax.runtime.memory.caching_state import (
     GIANT,
     ROUND_LARGE,
     SMALL_SIZE,
@@ -20,9 +22,7 @@ from ascend_jax.runtime.caching_state import (
     up,
     with_blocks,
 )
-from ascend_jax.runtime.edge import Site
-from ascend_jax.runtime.layout import GRANULE_BYTES
-from ascend_jax.runtime.segment_pages import (
+from ascend_jax.runtime.memory.segment_pages import (
     Chunks,
     addresses,
     map_chunks,

@@ -5,9 +5,12 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ascend_jax.runtime.allocator_options import UNLIMITED
-from ascend_jax.runtime.caching_expandable import expanded, released
-from ascend_jax.runtime.caching_state import (
+from ascend_jax.runtime.edge import Site, verb
+from ascend_jax.runtime.layout import GRANULE_BYTES
+from ascend_jax.runtime.memory.allocation import MallocPolicy, free, free_workspace, malloc_align32
+from ascend_jax.runtime.memory.allocator_options import UNLIMITED
+from ascend_jax.runtime.memory.caching_expandable import expanded, released
+from ascend_jax.runtime.memory.caching_state import (
     SMALL_SIZE,
     Block,
     CachingAllocator,
@@ -16,12 +19,9 @@ from ascend_jax.runtime.caching_state import (
     segment_size,
     with_blocks,
 )
-from ascend_jax.runtime.edge import Site, verb
-from ascend_jax.runtime.layout import GRANULE_BYTES
-from ascend_jax.runtime.memory import MallocPolicy, free, free_workspace, malloc_align32
+from ascend_jax.runtime.memory.synced_free import synced
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import forgiven
-from ascend_jax.runtime.synced_free import synced
 
 
 def new_block(

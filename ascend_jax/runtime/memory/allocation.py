@@ -19,8 +19,6 @@ from ascend_jax.runtime.handles import has_context
 from ascend_jax.runtime.heap import (
     block_at,
     find_gap,
-    heap_of,
-    holds,
     insert,
     remove,
     row_at,
@@ -37,12 +35,11 @@ from ascend_jax.runtime.layout import (
     HeapFlag,
     HeapWord,
 )
-from ascend_jax.runtime.ranges import Range, address, require_whole, split_bytes
+from ascend_jax.runtime.ranges import address, require_whole, split_bytes
 from ascend_jax.runtime.refusals import pointer_given, size_given
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.shortages import note_shortage, with_request
 from ascend_jax.runtime.state import CardState, Heap
-from ascend_jax.runtime.translation import segment_left
 
 SMALL_LIMIT = (1 << 20) // GRANULE_BYTES
 
@@ -69,13 +66,6 @@ class PolicyFlag(enum.IntFlag):
 
 
 _FLAGS = int(PolicyFlag.LOW_BAND_WIDTH | PolicyFlag.HIGH_BAND_WIDTH | PolicyFlag.USER_SPACE_READONLY)
-
-
-def is_live(card: CardState, place: Range) -> jax.Array:
-    """Return whether a range lies inside one live block of device or pinned host memory, or is mapped in a segment."""
-    (end, rest), left = place.end, segment_left(card, place.pointer)
-    is_mapped = (left > 0) & (end + (rest > 0) <= left) & (place.offset >= 0) & (place.whole >= 0)
-    return holds(heap_of(card.host, card.hbm, place.pointer), place) | is_mapped
 
 
 def new_entry(card: CardState, start: Number, size: Number, asked: tuple, site: Number, flags: Number = 0) -> jax.Array:

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ascend_jax.runtime import bytes as hbm
 from ascend_jax.runtime import clock, layout
 from ascend_jax.runtime.advance import Goal
 from ascend_jax.runtime.capture_rules import illegal_blocking
@@ -16,7 +15,6 @@ from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.handles import find_stream, has_context
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Field, HeapEntry, HeapFlag, HeapWord, Kind, Resource, Stream
-from ascend_jax.runtime.memory import is_live
 from ascend_jax.runtime.ranges import Range, byte_range, granules, is_empty, is_host, overlaps, starts_at
 from ascend_jax.runtime.refusals import Given, copy_given, range_given
 from ascend_jax.runtime.rows import Number, get_row
@@ -24,18 +22,9 @@ from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing, last_code
 from ascend_jax.runtime.synchronize import make_room, settle
 from ascend_jax.runtime.translation import translate
+from ascend_jax.runtime.usable import check_range
 
 PIECE = (64 << 20) // layout.GRANULE_BYTES  # granules
-
-
-def check_range(card: CardState, place: Range) -> jax.Array:
-    """Return 0, or why a range cannot be used: null 100000, not allocated 107000, no bytes behind it 900002."""
-    no_bytes = ~hbm.is_backed(card, place) if card.has_values else jnp.bool_(False)
-    return first_code(
-        (place.pointer == layout.NULL, Code.INVALID_PARAM),
-        (~is_live(card, place), Code.RT_PARAM_INVALID),
-        (no_bytes, Code.NO_BYTES_BEHIND),
-    )
 
 
 def transfer(card: CardState, place: Range, to_host: jax.Array, from_host: jax.Array) -> dict:

@@ -18,7 +18,7 @@ from ascend_jax.runtime.layout import (
     Virtual,
     VirtualKind,
 )
-from ascend_jax.runtime.memory import allocate
+from ascend_jax.runtime.memory.allocation import allocate
 from ascend_jax.runtime.ranges import address, split_bytes
 from ascend_jax.runtime.refusals import pointer_given, size_given
 from ascend_jax.runtime.rows import Number

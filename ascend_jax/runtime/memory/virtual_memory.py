@@ -24,7 +24,7 @@ from ascend_jax.runtime.layout import (
     Virtual,
     VirtualKind,
 )
-from ascend_jax.runtime.physical_memory import find_physical, is_mapped
+from ascend_jax.runtime.memory.physical_memory import find_physical, is_mapped
 from ascend_jax.runtime.ranges import Range, address, split_bytes
 from ascend_jax.runtime.refusals import pointer_given, range_given, size_given
 from ascend_jax.runtime.rows import Number, get_row, put_if

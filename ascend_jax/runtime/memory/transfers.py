@@ -16,11 +16,11 @@ from ascend_jax.runtime import layout
 from ascend_jax.runtime.advance import Goal
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, host_stream, operand_rows
-from ascend_jax.runtime.copies import check_range, find_queue, submit, transfer
 from ascend_jax.runtime.early import note_access
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.kernels import Argument, from_bytes, require_plain, to_bytes
 from ascend_jax.runtime.layout import Device, HeapWord, Kind
+from ascend_jax.runtime.memory.copies import find_queue, submit, transfer
 from ascend_jax.runtime.ranges import Range, byte_range, is_device, is_empty, is_host
 from ascend_jax.runtime.refusals import range_given
 from ascend_jax.runtime.rows import Number
@@ -28,6 +28,7 @@ from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing, last_code
 from ascend_jax.runtime.synchronize import look, make_room, settle
 from ascend_jax.runtime.translation import translate
+from ascend_jax.runtime.usable import check_range
 
 
 @stage

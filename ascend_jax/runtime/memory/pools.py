@@ -30,7 +30,7 @@ from ascend_jax.runtime.layout import (
     Pool,
     Stream,
 )
-from ascend_jax.runtime.memory import allocate, new_entry
+from ascend_jax.runtime.memory.allocation import allocate, new_entry
 from ascend_jax.runtime.pool_blocks import (
     counted,
     find_pool,

@@ -13,10 +13,10 @@ import numpy as np
 from ascend_jax.runtime.codes import AscendError, Code
 from ascend_jax.runtime.handles import has_context
 from ascend_jax.runtime.layout import HeapEntry, HeapWord
-from ascend_jax.runtime.memory import is_live
 from ascend_jax.runtime.ranges import address, byte_range
 from ascend_jax.runtime.state import CardState, require_single
 from ascend_jax.runtime.translation import translate
+from ascend_jax.runtime.usable import is_live
 
 KEY_CHARACTERS = 65  # length of a key with its final zero (CANN, aclrtIpcMemGetExportKey)
 

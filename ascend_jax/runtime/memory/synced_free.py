@@ -2,7 +2,7 @@
 
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.edge import Site, concrete, verb
-from ascend_jax.runtime.memory import free, free_host
+from ascend_jax.runtime.memory.allocation import free, free_host
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import last_code
