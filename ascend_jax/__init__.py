@@ -28,23 +28,6 @@ from ascend_jax.hccl.topology import Topology
 from ascend_jax.ops.attention.flash import flash_attention
 from ascend_jax.ops.tensor import Tensor, tensor
 from ascend_jax.runtime import static
-from ascend_jax.runtime.allocator_options import AllocatorOptions, parse_allocator_options
-from ascend_jax.runtime.caching_allocator import (
-    cache_alloc,
-    cache_free,
-    caching_allocator,
-    record_stream,
-    set_per_process_memory_fraction,
-)
-from ascend_jax.runtime.caching_reports import (
-    CacheOutOfMemory,
-    memory_snapshot,
-    memory_stats,
-    reset_peak_memory_stats,
-)
-from ascend_jax.runtime.caching_segments import empty_cache
-from ascend_jax.runtime.caching_state import CachingAllocator
-from ascend_jax.runtime.caching_workspace import cache_workspace
 from ascend_jax.runtime.callbacks import (
     launch_callback,
     launch_host_func,
@@ -72,8 +55,6 @@ from ascend_jax.runtime.contexts import (
     get_context,
     set_context,
 )
-from ascend_jax.runtime.copies import memcpy, memcpy_async, memset, memset_async
-from ascend_jax.runtime.copies_2d import memcpy2d, memcpy2d_async
 from ascend_jax.runtime.device import (
     device_info,
     device_task_abort,
@@ -109,12 +90,10 @@ from ascend_jax.runtime.execute import execute_program
 from ascend_jax.runtime.faults import inject_fault
 from ascend_jax.runtime.freed import FreedInUse, freed_in_use
 from ascend_jax.runtime.host import host_time_ns, host_work
-from ascend_jax.runtime.host_registration import host_register, host_unregister
-from ascend_jax.runtime.ipc import IpcExports, ipc_allow, ipc_close, ipc_export, ipc_import
 from ascend_jax.runtime.kernels import Cost, kernel_cost
 from ascend_jax.runtime.launch import launch
 from ascend_jax.runtime.layout import GRANULE_BYTES, Reach
-from ascend_jax.runtime.memory import (
+from ascend_jax.runtime.memory.allocation import (
     MallocPolicy,
     PolicyFlag,
     free,
@@ -124,6 +103,57 @@ from ascend_jax.runtime.memory import (
     malloc_host,
     malloc_pageable,
 )
+from ascend_jax.runtime.memory.allocator_options import AllocatorOptions, parse_allocator_options
+from ascend_jax.runtime.memory.caching_allocator import (
+    cache_alloc,
+    cache_free,
+    caching_allocator,
+    record_stream,
+    set_per_process_memory_fraction,
+)
+from ascend_jax.runtime.memory.caching_reports import (
+    CacheOutOfMemory,
+    memory_snapshot,
+    memory_stats,
+    reset_peak_memory_stats,
+)
+from ascend_jax.runtime.memory.caching_segments import empty_cache
+from ascend_jax.runtime.memory.caching_state import CachingAllocator
+from ascend_jax.runtime.memory.caching_workspace import cache_workspace
+from ascend_jax.runtime.memory.copies import memcpy, memcpy_async, memset, memset_async
+from ascend_jax.runtime.memory.copies_2d import memcpy2d, memcpy2d_async
+from ascend_jax.runtime.memory.host_registration import host_register, host_unregister
+from ascend_jax.runtime.memory.ipc import IpcExports, ipc_allow, ipc_close, ipc_export, ipc_import
+from ascend_jax.runtime.memory.paged_kv import (
+    PagedCache,
+    free_pages,
+    kv_extend,
+    kv_free,
+    kv_is_consistent,
+    kv_slots,
+    paged_cache,
+)
+from ascend_jax.runtime.memory.peers import (
+    can_access_peer,
+    disable_peer_access,
+    enable_peer_access,
+    memcpy_peer,
+    peer_access_status,
+)
+from ascend_jax.runtime.memory.physical_memory import free_physical, malloc_physical, mem_allocation_granularity
+from ascend_jax.runtime.memory.pool_stats import PoolStats, mem_pool_stats
+from ascend_jax.runtime.memory.pools import (
+    PoolReuse,
+    mem_pool_alloc,
+    mem_pool_create,
+    mem_pool_destroy,
+    mem_pool_free,
+    mem_pool_set_release_threshold,
+    mem_pool_trim,
+)
+from ascend_jax.runtime.memory.synced_free import free_host_with_dev_sync, free_with_dev_sync
+from ascend_jax.runtime.memory.transfers import download, host_read, host_write, upload
+from ascend_jax.runtime.memory.virtual_memory import map_mem, release_mem_address, reserve_mem_address, unmap_mem
 from ascend_jax.runtime.memory_info import (
     MemAttr,
     MemoryReport,
@@ -140,33 +170,6 @@ from ascend_jax.runtime.notifies import (
     notify_id,
     record_notify,
     wait_and_reset_notify,
-)
-from ascend_jax.runtime.paged_kv import (
-    PagedCache,
-    free_pages,
-    kv_extend,
-    kv_free,
-    kv_is_consistent,
-    kv_slots,
-    paged_cache,
-)
-from ascend_jax.runtime.peers import (
-    can_access_peer,
-    disable_peer_access,
-    enable_peer_access,
-    memcpy_peer,
-    peer_access_status,
-)
-from ascend_jax.runtime.physical_memory import free_physical, malloc_physical, mem_allocation_granularity
-from ascend_jax.runtime.pool_stats import PoolStats, mem_pool_stats
-from ascend_jax.runtime.pools import (
-    PoolReuse,
-    mem_pool_alloc,
-    mem_pool_create,
-    mem_pool_destroy,
-    mem_pool_free,
-    mem_pool_set_release_threshold,
-    mem_pool_trim,
 )
 from ascend_jax.runtime.program import Program, program_from_rows
 from ascend_jax.runtime.program_files import load_program, save_program
@@ -185,7 +188,6 @@ from ascend_jax.runtime.streams import (
     stream_priority,
     stream_query,
 )
-from ascend_jax.runtime.synced_free import free_host_with_dev_sync, free_with_dev_sync
 from ascend_jax.runtime.synchronize import synchronize_device, synchronize_event, synchronize_stream
 from ascend_jax.runtime.task_groups import capture_task_group_begin, capture_task_group_end, update_task_group
 from ascend_jax.runtime.threads import (
@@ -197,9 +199,7 @@ from ascend_jax.runtime.threads import (
     use_thread,
 )
 from ascend_jax.runtime.timeouts import set_op_execute_timeout, set_op_wait_timeout
-from ascend_jax.runtime.transfers import download, host_read, host_write, upload
 from ascend_jax.runtime.value_marks import value_wait, value_write
-from ascend_jax.runtime.virtual_memory import map_mem, release_mem_address, reserve_mem_address, unmap_mem
 
 __version__ = "0.1.0"
 

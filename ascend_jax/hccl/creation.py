@@ -35,7 +35,7 @@ from ascend_jax.runtime.layout import (
     Phase,
     Time,
 )
-from ascend_jax.runtime.memory import new_entry
+from ascend_jax.runtime.memory.allocation import new_entry
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.state import CardState, Heap
 from ascend_jax.runtime.status import first_code

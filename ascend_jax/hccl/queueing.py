@@ -36,14 +36,14 @@ from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.kernels import Argument, KernelSpec
 from ascend_jax.runtime.launch import load_kernel
 from ascend_jax.runtime.layout import LIMB, NONE, NULL, SHARES, Capture, Clock, Field, Kind, Stream
-from ascend_jax.runtime.memory import is_live
 from ascend_jax.runtime.program import LONGEST_BLOCK_NS
-from ascend_jax.runtime.ranges import Range, byte_range, is_empty, split_bytes
+from ascend_jax.runtime.ranges import Range, byte_range, is_empty, is_host, split_bytes
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import make_room
 from ascend_jax.runtime.translation import translate
+from ascend_jax.runtime.usable import is_live
 
 COMMANDS = 3  # of one call
 
@@ -276,7 +276,7 @@ def _check_buffer(card: CardState, place: Range) -> jax.Array:
     no_bytes = ~hbm.is_backed(card, place) if card.has_values else jnp.bool_(False)
     code = first_code(
         (place.pointer == NULL, int(HcclResult.PTR)),
-        ((place.pointer < NULL) | ~is_live(card, place), int(HcclResult.MEMORY)),
+        (is_host(place.pointer) | ~is_live(card, place), int(HcclResult.MEMORY)),
         (no_bytes, int(Code.NO_BYTES_BEHIND)),
     )
     return jnp.where(is_empty(place), Code.SUCCESS, code)

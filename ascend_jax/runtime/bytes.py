@@ -10,7 +10,7 @@ from jax import lax
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.layout import GRANULE_SHIFT, Device, Virtual, VirtualKind
 from ascend_jax.runtime.loop import settle_loop
-from ascend_jax.runtime.ranges import Range
+from ascend_jax.runtime.ranges import Range, is_host
 from ascend_jax.runtime.state import CHUNK_BYTES, CardState
 from ascend_jax.runtime.translation import segment_bytes
 
@@ -19,7 +19,7 @@ def is_backed(card: CardState, place: Range) -> jax.Array:
     """Return whether real bytes lie behind a range."""
     pointer = place.pointer
     end, rest = place.end
-    on_host = pointer < layout.NULL
+    on_host = is_host(pointer)
     granule = jnp.where(on_host, pointer - layout.HOST_BASE, pointer - layout.HBM_BASE)
     size = jnp.where(on_host, card.device[Device.HOST_BACKING], card.device[Device.HBM_BACKING])
     is_backed = (granule >= 0) & (granule <= size) & (end + (rest > 0) <= size - granule)
@@ -31,7 +31,7 @@ def first_byte(card: CardState, pointer: jax.Array, offset: jax.Array) -> jax.Ar
     """Return the index in ``card.memory`` of a backed address (elementwise; garbage for others)."""
     device = (pointer - layout.HBM_BASE) << GRANULE_SHIFT
     host = (pointer - layout.HOST_BASE + card.device[Device.HBM_BACKING]) << GRANULE_SHIFT
-    plain = jnp.where(pointer < layout.NULL, host, device)
+    plain = jnp.where(is_host(pointer), host, device)
 
     def of_segments(pointer: jax.Array) -> jax.Array:
         place, left = segment_bytes(card, pointer)

@@ -26,6 +26,7 @@ from ascend_jax.runtime.layout import (
     Time,
 )
 from ascend_jax.runtime.ranges import Range
+from ascend_jax.runtime.refusals import Given
 from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, put_row, with_entries
 from ascend_jax.runtime.state import CardState, CommandTable
 from ascend_jax.runtime.status import first_failing
@@ -283,6 +284,8 @@ def at_least_1ns(duration: Instant) -> Instant:
     return Instant(duration.hi, duration.lo + is_zero.astype(jnp.int32))
 
 
-def answer(card: CardState, code: jax.Array, site: Number, stream: Number) -> tuple[CardState, jax.Array]:
+def answer(
+    card: CardState, code: jax.Array, site: Number, stream: Number, *, given: Given | None = None
+) -> tuple[CardState, jax.Array]:
     """Note ``code`` in the status word and return both."""
-    return status.note(card, code, site, stream), code
+    return status.note(card, code, site, stream, given=given), code

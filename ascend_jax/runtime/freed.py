@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.runtime import callsite, clock
+from ascend_jax.runtime.heap import REST_MASK
 from ascend_jax.runtime.host import host_now
 from ascend_jax.runtime.layout import NONE, Clock, Field, Freed, HeapEntry, Operand, Phase, Time
 from ascend_jax.runtime.ranges import Range, overlaps
@@ -35,7 +36,7 @@ def note_freed(
     facts: dict[Freed, Number] = {
         Freed.START: entry[HeapEntry.START],
         Freed.ASKED: entry[HeapEntry.ASKED],
-        Freed.REST: entry[HeapEntry.REST],
+        Freed.REST: entry[HeapEntry.REST] & REST_MASK,
         Freed.SITE: entry[HeapEntry.SITE],
         Freed.FREE_SITE: site,
         Freed.BORN: entry[HeapEntry.BORN],

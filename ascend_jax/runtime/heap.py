@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ascend_jax.runtime import layout
-from ascend_jax.runtime.layout import HeapEntry, HeapWord
-from ascend_jax.runtime.ranges import Range
+from ascend_jax.runtime.layout import REST_BITS, HeapEntry, HeapWord
+from ascend_jax.runtime.ranges import Range, is_host
 from ascend_jax.runtime.rows import Number, get_row, with_entries
 from ascend_jax.runtime.state import Heap
 
 FAR = 2**31 - 1
+REST_MASK = (1 << REST_BITS) - 1
 
 
 class Gap(NamedTuple):
@@ -80,8 +80,9 @@ def largest_gap(heap: Heap) -> jax.Array:
 
 
 def insert(heap: Heap, row: Number, entry: jax.Array, is_wanted: Number = True) -> Heap:
-    """Return ``heap`` with one more block before ``row``, int32 [len(HeapEntry)], if that is wanted."""
-    rows = jnp.arange(heap.blocks.shape[1])
+    """Return ``heap`` with one more block before ``row``, int32 [len(HeapEntry)], if that is wanted; it numbers it."""
+    rows, made = jnp.arange(heap.blocks.shape[1]), heap.words[HeapWord.MADE]
+    entry = jnp.where(jnp.arange(len(HeapEntry)) == HeapEntry.REST, (entry & REST_MASK) | (made << REST_BITS), entry)
     row = jnp.where(is_wanted, row, FAR)
     blocks = jnp.where(rows < row, heap.blocks, jnp.where(rows == row, entry[:, None], _shifted(heap.blocks, 1)))
     used = heap.words[HeapWord.USED] + jnp.where(is_wanted, entry[HeapEntry.SIZE], 0)
@@ -89,6 +90,7 @@ def insert(heap: Heap, row: Number, entry: jax.Array, is_wanted: Number = True) 
         HeapWord.COUNT: heap.words[HeapWord.COUNT] + jnp.where(is_wanted, 1, 0),
         HeapWord.USED: used,
         HeapWord.PEAK: jnp.maximum(used, heap.words[HeapWord.PEAK]),
+        HeapWord.MADE: made + jnp.where(is_wanted, 1, 0),
     }
     return Heap(blocks, with_words(heap.words, words))
 
@@ -119,16 +121,18 @@ def _shifted(blocks: jax.Array, by: int) -> jax.Array:
 def split(heap: Heap, row: Number, size: Number, front: Mapping[HeapEntry, Number], is_wanted: jax.Array) -> Heap:
     """Return ``heap`` with the block at ``row`` cut after ``size`` granules if that is wanted and leaves anything.
 
-    The front gets the facts of ``front``, the rest keeps those of the block. A full table cuts nothing: then the front
-    is all of the block.
+    The front gets the facts of ``front`` and a number of its own, the rest keeps those of the block. A full table cuts
+    nothing: then the front is all of the block.
     """
     entry = block_at(heap, row)
     has_rest = is_wanted & (entry[HeapEntry.SIZE] > size) & (heap.words[HeapWord.COUNT] < heap.blocks.shape[1])
     rest = {HeapEntry.START: entry[HeapEntry.START] + size, HeapEntry.SIZE: entry[HeapEntry.SIZE] - size}
     cut = insert(heap, row + 1, with_entries(entry, rest), has_rest)
+    made = cut.words[HeapWord.MADE]
     words = {HeapWord.USED: heap.words[HeapWord.USED], HeapWord.PEAK: heap.words[HeapWord.PEAK]}
-    cut = Heap(cut.blocks, with_words(cut.words, words))
-    return change(cut, row, {HeapEntry.SIZE: jnp.where(has_rest, size, entry[HeapEntry.SIZE]), **front}, is_wanted)
+    cut = Heap(cut.blocks, with_words(cut.words, {**words, HeapWord.MADE: made + jnp.where(is_wanted, 1, 0)}))
+    facts = {**front, HeapEntry.SIZE: jnp.where(has_rest, size, entry[HeapEntry.SIZE])}
+    return change(cut, row, facts | {HeapEntry.REST: front[HeapEntry.REST] | (made << REST_BITS)}, is_wanted)
 
 
 def join(heap: Heap, may_join: jax.Array) -> Heap:
@@ -204,12 +208,12 @@ def holds(heap: Heap, place: Range) -> jax.Array:
     ahead = place.pointer - blocks[HeapEntry.START]
     end, rest = place.end
     left = blocks[HeapEntry.ASKED] - ahead
-    inside = (end < left) | ((end == left) & (rest <= blocks[HeapEntry.REST]))
+    inside = (end < left) | ((end == left) & (rest <= blocks[HeapEntry.REST] & REST_MASK))
     live = jnp.arange(blocks.shape[1]) < heap.words[HeapWord.COUNT]
     return (live & (ahead >= 0) & inside).any() & (place.offset >= 0) & (place.whole >= 0)
 
 
 def heap_of(host: Heap, hbm: Heap, pointer: Number) -> Heap:
-    """Return the heap that an address belongs to: pinned host memory lies below the null pointer."""
-    on_host = jnp.asarray(pointer) < layout.NULL
+    """Return the heap that an address belongs to."""
+    on_host = is_host(jnp.asarray(pointer))
     return jax.tree.map(lambda one, other: jnp.where(on_host, one, other), host, hbm)

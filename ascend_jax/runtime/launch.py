@@ -15,13 +15,14 @@ from ascend_jax.runtime.handles import find_stream
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.kernels import Cost, Executor, KernelSpec
 from ascend_jax.runtime.layout import GRANULE_BYTES, Field, Kind, Operand, Resource
-from ascend_jax.runtime.memory import is_live
-from ascend_jax.runtime.ranges import Range, byte_range
+from ascend_jax.runtime.ranges import Range, byte_range, is_device
+from ascend_jax.runtime.refusals import operand_given
 from ascend_jax.runtime.rows import Number, put_row
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_failing
 from ascend_jax.runtime.synchronize import make_room
 from ascend_jax.runtime.translation import translate
+from ascend_jax.runtime.usable import is_live
 
 
 def load_kernel(card: CardState, spec: KernelSpec) -> tuple[CardState, int]:
@@ -38,13 +39,15 @@ def _launch(
     workspace = jnp.asarray(workspace, jnp.int32)
     scratch = byte_range(workspace, 0, executor.workspace_bytes).as_int32()
     operands = put_row(executor.operands, layout.WORKSPACE, jnp.stack(scratch[: len(Operand)]))
-    places = translate(card, Range(*(operands[:, column] for column in Operand)))
+    asked, places = operands, translate(card, Range(*(operands[:, column] for column in Operand)))
     operands = jnp.stack(places[: len(Operand)], axis=-1)
     uses_workspace = executor.workspace_bytes > 0
     code, slot = find_stream(card, stream)
     code = first_failing(code, status.first_code((uses_workspace & (workspace == layout.NULL), Code.PARAM_NULLPTR)))
     code = jnp.where(executor.code != Code.SUCCESS, executor.code, code)
-    code = first_failing(code, _check_operands(card, executor, operands), _check_blocks(card, executor.cost))
+    wrong, is_wrong = _check_operands(card, executor, operands)
+    given = operand_given(asked, is_wrong & (code == Code.SUCCESS))
+    code = first_failing(code, wrong, _check_blocks(card, executor.cost))
     bit = uses_workspace.astype(jnp.int32) << layout.WORKSPACE
     card = spend(card, card.chip["host_launch_ns"])
     bits = lax.bitcast_convert_type(executor.scalars, jnp.int32)
@@ -58,7 +61,7 @@ def _launch(
         fields=command.fields | fields,
     )
     card, code = enqueue(card, command, code)
-    return answer(card, code, site, stream)[0]
+    return answer(card, code, site, stream, given=given)[0]
 
 
 def kernel_command(card: CardState, cost: Cost, slot: Number) -> Command:
@@ -100,20 +103,26 @@ def _check_blocks(card: CardState, cost: Cost) -> jax.Array:
     return status.first_code((~(fits & is_block), Code.RT_PARAM_INVALID))
 
 
-def _check_operands(card: CardState, executor: Executor, operands: jax.Array) -> jax.Array:
+def _check_operands(card: CardState, executor: Executor, operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return (code, which operands cannot be used, bool [P])."""
     slot = jnp.arange(layout.OPERANDS)
     is_value = (((executor.reads | executor.writes) >> slot) & 1).astype(bool)
     is_workspace = (slot == layout.WORKSPACE) & (executor.workspace_bytes > 0)
     places = Range(*(operands[:, column] for column in Operand)).as_int32()
     live = jax.vmap(lambda place: is_live(card, place))(places)
-    on_device = operands[:, Operand.POINTER] > layout.NULL
+    on_device = is_device(operands[:, Operand.POINTER])
     backed = hbm.is_backed(card, places) if card.has_values else jnp.ones_like(live)
     used = is_value & ((operands[:, Operand.WHOLE] != 0) | (operands[:, Operand.REST] > 0))
-    return status.first_code(
-        ((used & (operands[:, Operand.POINTER] == layout.NULL)).any(), Code.PARAM_NULLPTR),
-        (((used | is_workspace) & ~(live & on_device)).any(), Code.RT_PARAM_INVALID),
-        ((used & ~backed).any(), Code.NO_BYTES_BEHIND),
+    checks = (
+        (used & (operands[:, Operand.POINTER] == layout.NULL), Code.PARAM_NULLPTR),
+        ((used | is_workspace) & ~(live & on_device), Code.RT_PARAM_INVALID),
+        (used & ~backed, Code.NO_BYTES_BEHIND),
     )
+    code, is_wrong = jnp.int32(Code.SUCCESS), jnp.zeros_like(used)
+    for is_it, wrong in reversed(checks):
+        code = jnp.where(is_it.any(), int(wrong), code)
+        is_wrong = jnp.where(is_it.any(), is_it, is_wrong)
+    return code, is_wrong
 
 
 @verb

@@ -37,7 +37,8 @@ HUGE_PAGE = (2 << 20) // GRANULE_BYTES
 GIANT_PAGE = (1 << 30) // GRANULE_BYTES
 NULL = 0  # the null pointer
 HBM_BASE = (2 << 20) // GRANULE_BYTES  # the first huge page of the address space is the null page
-HOST_BASE = -(2**31) + 1  # pinned host memory has negative pointers, so a direction shows in the addresses
+HOST_BASE = -(2**31) + 1  # host memory has the lowest pointers, so a direction shows in the addresses
+HOST_END = -(2**31) + (1 << 25)  # 2 GiB: no more can be real
 NONE = -1  # "no such row, event or command"
 OWN_THREAD = -2  # a thread that the runtime made for a stream's host functions
 
@@ -340,7 +341,7 @@ class Clock(enum.IntEnum):
 
 
 class StatusWord(enum.IntEnum):
-    """Entries of ``CardState.status`` [len(StatusWord)]."""
+    """Entries of ``CardState.status`` [STATUS_WORDS]."""
 
     CODE = 0  # first failure, sticky
     CALL = 1  # number of the call that failed first
@@ -349,6 +350,11 @@ class StatusWord(enum.IntEnum):
     LAST = 4  # code of the latest call
     CALLS = 5  # calls made
     REFUSES = 6  # 0, or why the call under way gets no room in its queue
+    GIVEN = 7  # first of GIVEN_WORDS entries: what the call that failed first was given, see `refusals`
+
+
+GIVEN_WORDS = 9
+STATUS_WORDS = StatusWord.GIVEN + GIVEN_WORDS
 
 
 class HeapEntry(enum.IntEnum):
@@ -357,7 +363,7 @@ class HeapEntry(enum.IntEnum):
     START = 0  # granule
     SIZE = 1  # granules taken, whole pages
     ASKED = 2  # whole granules asked for
-    REST = 3  # bytes asked for beyond them, 0..63
+    REST = 3  # bytes asked for beyond them, 0..63, and above REST_BITS the allocation's number modulo 2**26
     SITE = 4  # call site of the allocation
     BORN = 5  # commands enqueued before it was allocated; of an idle block of a pool, before it was given back
     FLAGS = 6  # HeapFlag bits
@@ -376,6 +382,7 @@ class HeapFlag(enum.IntFlag):
     SEGMENT = 128  # behind an expandable segment
 
 
+REST_BITS = GRANULE_SHIFT
 POOL_SHIFT = 8  # above it: slot of the pool, 8 bits
 STREAM_SHIFT = 16  # above it: slot of the stream in whose order a block of a pool was given back
 
@@ -419,6 +426,7 @@ class HeapWord(enum.IntEnum):
     SHORT_HELD = 15  # what it had reserved,
     SHORT_HI = 16  # and the host's time
     SHORT_LO = 17
+    MADE = 18  # allocations so far
 
 
 class Pool(enum.IntEnum):

@@ -39,9 +39,19 @@ class Range(NamedTuple):
         granules = jnp.where(is_odd, 0, offset >> GRANULE_SHIFT)
         first = pointer + granules
         moved = first + jnp.where(is_odd, 0, skip)
-        is_past = (first < pointer) | (moved < first)
+        is_past = (first < pointer) | (moved < first) | ((pointer < layout.NULL) & (moved >= layout.NULL))
         whole = jnp.where(is_past, layout.NONE, whole)
         return Range(moved, offset - (granules << GRANULE_SHIFT), whole, rest, jnp.zeros_like(moved))
+
+
+def is_host(pointer: Any) -> Any:
+    """Return, elementwise, whether an address is one of host memory."""
+    return pointer < layout.HOST_END
+
+
+def is_device(pointer: Any) -> Any:
+    """Return, elementwise, whether an address is one of the device, virtual ones included."""
+    return (pointer >= layout.HOST_END) & (pointer != layout.NULL)
 
 
 def require_whole(**numbers: Number) -> None:
@@ -74,18 +84,18 @@ def byte_range(pointer: Number, offset: Number, nbytes: Number) -> Range:
     whole, rest = split_bytes(nbytes)
     if not isinstance(offset, int | np.integer):
         return Range(pointer, offset, whole, rest)
-    skip, offset = divmod(max(int(offset), -1), GRANULE_BYTES) if offset >= 2**31 else (0, max(int(offset), -1))
+    skip, offset = divmod(int(offset), GRANULE_BYTES) if offset >= 2**31 else (0, max(int(offset), -(2**31)))
     return Range(pointer, offset, whole, rest, skip) if skip < 2**31 else Range(pointer, 0, layout.NONE, 0)
 
 
 def split_bytes(nbytes: Number) -> tuple[Number, Number]:
-    """Split a byte count into whole granules and the rest, so that 128 GiB fits int32; negative becomes (-1, 0)."""
+    """Split a byte count into whole granules, below 0 if it is, and the rest, so that 128 GiB fits int32."""
     if isinstance(nbytes, float | bool | np.bool_ | np.floating):
         raise TypeError(f"nbytes = {nbytes!r}: must be a whole number of bytes")
-    if isinstance(nbytes, int | np.integer) and nbytes < 0:
-        return layout.NONE, 0
     whole, rest = nbytes >> GRANULE_SHIFT, nbytes & (GRANULE_BYTES - 1)
-    return (min(whole, MOST_GRANULES), rest) if isinstance(nbytes, int | np.integer) else (whole, rest)
+    if not isinstance(nbytes, int | np.integer):
+        return whole, rest
+    return max(-MOST_GRANULES, min(int(whole), MOST_GRANULES)), int(rest)
 
 
 def rows_range(pointer: Number, pitch: jax.Array, width: jax.Array, height: jax.Array) -> Range:

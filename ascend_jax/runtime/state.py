@@ -85,7 +85,7 @@ class CardState:
     virtual: jax.Array  # int32 [W, len(Virtual)]
     device: jax.Array  # int32 [len(Device)]
     clock: jax.Array  # int32 [len(Clock)], the current thread's host time and the device's
-    status: jax.Array  # int32 [len(StatusWord)]
+    status: jax.Array  # int32 [STATUS_WORDS]
     memory: jax.Array  # uint8 [bytes of HBM + of pinned memory + of segments + CHUNK_BYTES]
     shadow: jax.Array  # uint8, like memory
     kernels: tuple[KernelSpec, ...] = dataclasses.field(metadata={"static": True})
@@ -186,7 +186,7 @@ def init(
     device[[Device.USERS, Device.OP_TIMEOUT_HI]] = 1, layout.NONE
     backing = hbm_backing_bytes // layout.GRANULE_BYTES, host_backing_bytes // layout.GRANULE_BYTES
     device[[Device.HBM_BACKING, Device.HOST_BACKING]] = backing
-    status = np.zeros(len(StatusWord), np.int32)
+    status = np.zeros(layout.STATUS_WORDS, np.int32)
     status[StatusWord.STREAM] = layout.NONE
     hbm_end = jnp.floor(chip["hbm_bytes"] / layout.GRANULE_BYTES).astype(jnp.int32)
     host_end = layout.HOST_BASE + host_backing_bytes // layout.GRANULE_BYTES

@@ -10,12 +10,23 @@ from ascend_jax.runtime import callsite, layout
 from ascend_jax.runtime.codes import EXPLANATIONS, AscendError, Code
 from ascend_jax.runtime.layout import StatusWord
 from ascend_jax.runtime.memory_info import out_of_memory
+from ascend_jax.runtime.refusals import Given, refusal_text
 from ascend_jax.runtime.rows import Number, with_entries
 from ascend_jax.runtime.state import CardState, require_single
 
 
-def note(card: CardState, code: jax.Array, site: int | jax.Array, stream: int | jax.Array = layout.NONE) -> CardState:
-    """Record the answer of one call: ``code`` is the latest; if it is the first failure it also stays."""
+def note(
+    card: CardState,
+    code: jax.Array,
+    site: int | jax.Array,
+    stream: int | jax.Array = layout.NONE,
+    *,
+    given: Given | None = None,
+) -> CardState:
+    """Record the answer of one call: ``code`` is the latest; if it is the first failure it also stays.
+
+    What the call was ``given`` stays with it, for the message.
+    """
     word = card.status
     is_first = (word[StatusWord.CODE] == Code.SUCCESS) & (code != Code.SUCCESS)
     sticky = jnp.where(
@@ -23,10 +34,10 @@ def note(card: CardState, code: jax.Array, site: int | jax.Array, stream: int | 
         jnp.stack([jnp.asarray(x, jnp.int32) for x in (code, word[StatusWord.CALLS], stream, site)]),
         word[: StatusWord.LAST],
     )
-    return dataclasses.replace(
-        card,
-        status=jnp.concatenate([sticky, jnp.stack([code.astype(jnp.int32), word[StatusWord.CALLS] + 1, 0])]),
-    )
+    latest = jnp.stack([code.astype(jnp.int32), word[StatusWord.CALLS] + 1, 0])
+    words = jnp.zeros(layout.GIVEN_WORDS, jnp.int32) if given is None else given.words()
+    words = jnp.where(is_first, words, word[StatusWord.GIVEN :])
+    return dataclasses.replace(card, status=jnp.concatenate([sticky, latest, words]))
 
 
 def overrule(card: CardState, code: Number, site: Number, stream: Number) -> jax.Array:
@@ -98,20 +109,24 @@ def raise_if_error(card: CardState) -> None:
 
     Raises:
       AscendError: With code, name, cause, remedy, and where the first failure happened; for 207001 also with the
-        numbers and owners of :func:`ascend_jax.out_of_memory`.
+        numbers and owners of :func:`ascend_jax.out_of_memory`, for a refused size, pointer or range with that, and
+        with what lies there if no call came after it.
     """
     now = status(card)
     if now.code != Code.SUCCESS:
         stream = f", stream {now.stream}" if now.stream != layout.NONE else ""
-        shortage = out_of_memory(card) if now.code == Code.MEMORY_ALLOCATION else None
-        numbers = f" ({shortage})" if shortage else ""
-        raise AscendError(now.code, f"call {now.call} at {now.site or 'unknown site'}{stream}{numbers}")
+        words = np.asarray(card.status)[StatusWord.GIVEN :]
+        is_short, is_latest = now.code == Code.MEMORY_ALLOCATION, now.calls == now.call + 1
+        numbers = out_of_memory(card) if is_short else refusal_text(card, words, is_latest=is_latest)
+        detail = f" ({numbers})" if numbers else ""
+        raise AscendError(now.code, f"call {now.call} at {now.site or 'unknown site'}{stream}{detail}")
 
 
 def clear_error(card: CardState) -> CardState:
     """Return ``card`` with the sticky failure forgotten."""
     fresh = jnp.array([0, 0, layout.NONE, 0, 0], jnp.int32)
-    return dataclasses.replace(card, status=jnp.concatenate([fresh, card.status[StatusWord.CALLS :]]))
+    kept, words = card.status[StatusWord.CALLS : StatusWord.GIVEN], jnp.zeros(layout.GIVEN_WORDS, jnp.int32)
+    return dataclasses.replace(card, status=jnp.concatenate([fresh, kept, words]))
 
 
 def forgiven(card: CardState, before: np.ndarray) -> CardState:

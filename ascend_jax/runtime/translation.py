@@ -3,9 +3,34 @@
 import jax
 import jax.numpy as jnp
 
-from ascend_jax.runtime.layout import NONE, Device, HeapEntry, HeapFlag, Virtual, VirtualKind
+from ascend_jax.runtime.layout import (
+    GRANULE_BYTES,
+    HOST_END,
+    HUGE_PAGE,
+    NONE,
+    Device,
+    HeapEntry,
+    HeapFlag,
+    Virtual,
+    VirtualKind,
+)
 from ascend_jax.runtime.ranges import Range
+from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
+
+ADDRESSES_END = 2**31 - 1  # granules
+FEWEST_ADDRESSES = (4 << 30) // GRANULE_BYTES
+
+
+def virtual_span(memory_end: Number) -> tuple[Number, Number]:
+    """Return (first granule, granule past the last) of the addresses that can be reserved, whole 2 MiB.
+
+    They lie behind the device memory. Where it leaves less than 4 GiB of the 128 GiB up to the last pointer, they are
+    the 126 GiB between host memory and the null pointer. Of a Python int these are Python ints.
+    """
+    is_far = (ADDRESSES_END - memory_end >= FEWEST_ADDRESSES) * 1
+    behind, last = (memory_end + HUGE_PAGE - 1) & -HUGE_PAGE, ADDRESSES_END & -HUGE_PAGE
+    return is_far * behind + (1 - is_far) * HOST_END, is_far * last
 
 
 def translate(card: CardState, place: Range) -> Range:

@@ -16,18 +16,18 @@ from ascend_jax.runtime import bytes as hbm
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, enqueue, operand_rows
-from ascend_jax.runtime.copies import check_range
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.event_slots import busy_cells
 from ascend_jax.runtime.handles import find_stream, value_cell
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Change, Condition, Field, Kind
-from ascend_jax.runtime.ranges import Range, byte_range
+from ascend_jax.runtime.ranges import Range, byte_range, is_host
 from ascend_jax.runtime.rows import Number, get_row, put_if
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import look, make_room
 from ascend_jax.runtime.translation import translate
+from ascend_jax.runtime.usable import check_range
 
 VALUE_BYTES = 8
 Words = tuple[Number, Number]  # high and low word of 64 bits
@@ -75,7 +75,7 @@ def _find(card: CardState, place: Range) -> tuple[jax.Array, jax.Array]:
     is_gone = jax.vmap(lambda at: check_range(card, Range(at[0], at[1], 0, VALUE_BYTES)))(values) != Code.SUCCESS
     is_free = is_new | (is_idle & (card.has_values | is_gone))
     slot = jnp.argmax(is_it * 4 + is_new * 2 + is_free * 1).astype(jnp.int32)
-    on_host = first_code((place.pointer < layout.NULL, Code.RT_PARAM_INVALID))
+    on_host = first_code((is_host(place.pointer), Code.RT_PARAM_INVALID))
     rest = first_code(
         ((place.offset & (VALUE_BYTES - 1)) != 0, Code.RT_ADDR_UNALIGNED),
         (~(is_it | is_free).any(), Code.OBJECT_TABLE_FULL),

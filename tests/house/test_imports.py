@@ -49,6 +49,14 @@ def test_imports_point_down(path):
         assert not wrong_imports(parts[0], imports_of(path))
 
 
+def test_memory_stands_on_the_rest_of_the_runtime():
+    below = list((ROOT / "runtime").glob("*.py"))
+    assert len(below) > 40
+    for path in below:
+        names = [name for name in imports_of(path) if name.split(".")[:3] == ["ascend_jax", "runtime", "memory"]]
+        assert not names, f"{path} imports {names}"
+
+
 def test_the_rule_finds_an_upward_import():
     assert wrong_imports("runtime", ["ascend_jax.ops.registry"]) == ["ascend_jax.ops.registry"]
     assert wrong_imports("insight", ["ascend_jax.ops"]) == ["ascend_jax.ops"]

@@ -92,7 +92,7 @@ def card_answers(seen):
     """Return the same columns of what :func:`run` has seen, int64 [..., LENGTH, 5 + 3 * MAX_BLOCKS]."""
     pointers, codes, words, blocks = (np.asarray(each, np.int64) for each in seen)
     counts = words[..., [HeapWord.COUNT, HeapWord.USED, HeapWord.PEAK]]
-    asked = blocks[..., HeapEntry.ASKED, :] * 64 + blocks[..., HeapEntry.REST, :]
+    asked = blocks[..., HeapEntry.ASKED, :] * 64 + blocks[..., HeapEntry.REST, :] % 64
     facts = [blocks[..., HeapEntry.START, :] * 64, blocks[..., HeapEntry.SIZE, :] * 64, asked]
     live = np.arange(MAX_BLOCKS) < words[..., HeapWord.COUNT, None]
     facts = np.where(live[..., None], np.stack(facts, -1), 0).reshape(*live.shape[:-1], 3 * MAX_BLOCKS)

@@ -107,13 +107,18 @@ def test_rounding_to_parts_of_a_power_of_two(card, nbytes, rounded):
     ("segment_size_mb:513", ["20 to 512"]), ("page_size:2m", ["1g"]), ("per_process_memory_fraction:2", ["0.0 to 1.0"]),
     ("max_split_size_mb:64,max_split_size_mb:64", ["twice"]),
     ("pinned_max_cached_size_mb:banana", ["pinned_max_cached_size_mb:banana", "whole number"]),
-    ("pinned_mem_register:1", ["True or False"]),
+    ("pinned_mem_register:1", ["True or False"]), ("base_addr_aligned_kb:17", ["base_addr_aligned_kb:17", "0 to 16"]),
     ("segment_size_mb:40,large_segment_size_mb:40", ["large_segment_size_mb:40", "other name"]),
 ])  # fmt: skip
 def test_options_that_are_refused(card, text, words):
     with pytest.raises(ValueError) as caught:
         aj.caching_allocator(card, text)
     assert all(word in str(caught.value) for word in words)
+
+
+def test_options_are_a_text(card):
+    with pytest.raises(TypeError, match="options = 64: must be a text"):
+        aj.caching_allocator(card, 64)
 
 
 def test_options_that_are_read():

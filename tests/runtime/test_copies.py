@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import ascend_jax as aj
-from ascend_jax.runtime import transfers, values
+from ascend_jax.runtime import values
 from ascend_jax.runtime.kernels import Argument
 from ascend_jax.runtime.layout import Field, HeapWord, Time
+from ascend_jax.runtime.memory import transfers
 from ascend_jax.runtime.ranges import byte_range
 
 SIZE = 20_000

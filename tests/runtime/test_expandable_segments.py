@@ -58,6 +58,60 @@ def test_bytes_come_through_blocks_that_lie_in_pieces(small):
     assert (np.asarray(other) == 99).all(), "memory of others is not touched"
 
 
+def test_an_operator_reads_and_writes_across_pages_that_lie_apart(small):
+    card, between = small
+    s = Session(card, OPTION, pad_bytes=0)
+    first = s.alloc(MIB)
+    for _ in range(7):
+        s.alloc(MIB)
+    rng, border = np.random.default_rng(1), 2 * MIB // 64
+    a, b = (rng.integers(-4, 5, (16, 16)).astype(np.float16) for _ in range(2))  # 512 bytes, of exact sums
+    places = [first + number * border - 4 for number in (1, 2, 3)]  # 256 bytes before a border
+    x, y, out = (aj.tensor(place, (16, 16), "float16") for place in places)
+    for index, pointer in enumerate(between):
+        s.card = aj.memset_async(s.card, pointer, 11 + index, 2 * MIB, 0)
+    s.card = aj.upload(aj.upload(s.card, x.pointer, a), y.pointer, b)
+    s.card, _, executor = aj.ops.matmul_get_workspace_size(s.card, x, y, out=out)
+    s.card = aj.synchronize_device(aj.launch(s.card, executor, 0, 0))
+    s.card, product = aj.download(s.card, out.pointer, (16, 16), "float16")
+    aj.raise_if_error(s.card)
+    np.testing.assert_array_equal(np.asarray(product, np.float64), a.astype(np.float64) @ b.astype(np.float64))
+    for index, pointer in enumerate(between):
+        s.card, other = aj.download(s.card, pointer, (2 * MIB,), "uint8")
+        assert (np.asarray(other) == 11 + index).all(), "what lies between the pages is not touched"
+    past = aj.tensor(first + 4 * border - 4, (16, 16), "float16")
+    card, _, executor = aj.ops.matmul_get_workspace_size(s.card, x, y, out=past)
+    card = aj.launch(card, executor, 0, 0)
+    assert int(aj.last_code(card)) == aj.Code.RT_PARAM_INVALID, "past what is mapped"
+
+
+@pytest.mark.parametrize("is_enabled", [False, True])
+def test_a_copy_between_cards_crosses_pages_that_lie_apart(small, is_enabled):
+    card, between = small
+    s = Session(card, OPTION, pad_bytes=0)
+    here = [s.alloc(MIB) for _ in range(6)]
+    peer = aj.free(card, between[0])
+    peer, there = aj.malloc_align32(peer, 5 * MIB)
+    data = np.random.default_rng(2).integers(0, 256, 5 * MIB, np.uint8)
+    peer = aj.upload(peer, there, data)
+    s.card = aj.enable_peer_access(s.card, 1) if is_enabled else s.card
+    peer = aj.enable_peer_access(peer, 0) if is_enabled else peer
+    for pointer in between:
+        s.card = aj.memset_async(s.card, pointer, 13, 2 * MIB, 0)
+    s.card, peer = aj.memcpy_peer(s.card, here[0] + 1, peer, there, 5 * MIB, src_device=1)
+    s.card, read = aj.download(s.card, here[0], (6 * MIB,), "uint8")
+    np.testing.assert_array_equal(np.asarray(read)[64 : 64 + 5 * MIB], data)
+    peer, s.card = aj.memcpy_peer(peer, there, s.card, here[0] + 3, 4 * MIB, src_device=0, dst_device=1)
+    peer, back = aj.download(peer, there, (4 * MIB,), "uint8")
+    np.testing.assert_array_equal(np.asarray(back), data[128 : 128 + 4 * MIB])
+    for pointer in between:
+        s.card, other = aj.download(s.card, pointer, (2 * MIB,), "uint8")
+        assert (np.asarray(other) == 13).all()
+    aj.raise_if_error(s.card), aj.raise_if_error(peer)
+    after, _ = aj.memcpy_peer(s.card, here[0], peer, there, 6 * MIB + 1, src_device=1)
+    assert int(aj.last_code(after)) == aj.Code.RT_PARAM_INVALID
+
+
 def test_out_of_memory_counts_bytes_and_not_runs(small):
     s = Session(small[0], OPTION, pad_bytes=0)
     kept = [s.alloc(MIB) for _ in range(7)]
@@ -208,9 +262,56 @@ def test_a_giant_chunk_lies_on_a_giant_page():
     assert a * 64 % GIB == 0 and s.mib("reserved_bytes") == 2048 and s.taken == 2 * GIB
 
 
-def test_a_card_without_addresses_to_spare_is_refused():
-    chip = aj.chip("Ascend950PR_9599")
-    card = aj.init(chip, hbm_backing_bytes=0, max_commands=16, max_blocks=4)
-    with pytest.raises(ValueError, match="of addresses lie behind the device memory"):
-        aj.caching_allocator(card, OPTION)
-    assert aj.caching_allocator(card).options.expandable_segments is False
+@pytest.fixture(scope="module")
+def full():
+    """Return a card whose memory takes all addresses up to the last pointer."""
+    return aj.init(aj.chip("Ascend950PR_9599"), hbm_backing_bytes=4 * MIB, host_backing_bytes=1 << 16,
+                   max_commands=16, max_blocks=16, max_streams=2, max_events=1, max_mappings=6)  # fmt: skip
+
+
+def test_a_memory_that_takes_all_addresses_leaves_those_before_the_null_pointer(full):
+    s = Session(full, OPTION, pad_bytes=0)
+    large, small = s.alloc(20 * MIB), s.alloc(MIB)
+    assert large * 64 == -128 * GIB + 2 * GIB, "behind host memory, of which 2 GiB at most are real"
+    assert small * 64 == -2 * GIB and s.mib("reserved_bytes") == 22 and s.taken == 22 * MIB
+    assert [row["address"] for row in aj.memory_snapshot(s.cache)] == [large * 64, small * 64]
+    s.free(large), s.free(small)
+    s.empty()
+    assert not np.asarray(s.card.virtual).any() and s.taken == 0
+    card, address = aj.reserve_mem_address(full, 126 * GIB)
+    assert int(address) == large
+    aj.raise_if_error(card)
+    for nbytes in (1, 126 * GIB + 1):
+        refused, none = aj.reserve_mem_address(card if nbytes == 1 else full, nbytes)
+        assert (int(aj.last_code(refused)), int(none)) == (aj.Code.MEMORY_ALLOCATION, 0)
+
+
+def test_bytes_come_through_addresses_before_the_null_pointer(full):
+    s = Session(full, OPTION, pad_bytes=0)
+    a = s.alloc(MIB)
+    b = s.alloc(MIB)
+    s.card, pinned = aj.malloc_host(s.card, 1024)
+    s.card, address = aj.reserve_mem_address(s.card, 2 * MIB)
+    s.card, handle = aj.malloc_physical(s.card, 2 * MIB)
+    s.card = aj.map_mem(s.card, address, 2 * MIB, handle)
+    assert a < 0 and int(address) < 0 and int(pinned) < a
+    rng = np.random.default_rng(3)
+    x, y = (rng.integers(-4, 5, (16, 16)).astype(np.float16) for _ in range(2))
+    s.card = aj.host_write(s.card, pinned, np.concatenate([x, y]))
+    s.card = aj.memcpy_async(s.card, a + 1, pinned, 512, 0)
+    s.card = aj.memcpy_async(s.card, address, pinned, 512, 0, src_offset=512)
+    left, right, out = (aj.tensor(place, (16, 16), "float16") for place in (a + 1, int(address), b))
+    s.card, _, executor = aj.ops.matmul_get_workspace_size(s.card, left, right, out=out)
+    s.card = aj.launch(s.card, executor, 0, 0)
+    s.card = aj.memcpy(aj.synchronize_device(s.card), a + 100, b, 512)
+    s.card, product = aj.download(s.card, a + 100, (16, 16), "float16")
+    aj.raise_if_error(s.card)
+    np.testing.assert_array_equal(np.asarray(product, np.float64), x.astype(np.float64) @ y.astype(np.float64))
+    kinds = aj.insight.timeline(s.card)
+    h2d, _, d2d = (kinds.end_ns[row] - kinds.start_ns[row] for row in (0, 1, 3))
+    chip = s.card.chip
+    assert h2d == np.ceil(np.float32(chip["copy_latency_ns"]) + np.float32(512e9) / chip["h2d_bytes_per_s"])
+    assert d2d == np.ceil(np.float32(chip["copy_latency_ns"]) + np.float32(512e9) / chip["d2d_bytes_per_s"])
+    for call in (aj.host_read(s.card, a, (1,), "uint8")[0], aj.memset(s.card, -1, 0, 64, dst_offset=128),
+                 aj.memset(s.card, -1, 0, 1), aj.memset(s.card, a, 0, 2 * MIB + 1)):  # fmt: skip
+        assert int(aj.last_code(call)) == aj.Code.RT_PARAM_INVALID

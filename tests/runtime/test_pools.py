@@ -38,7 +38,7 @@ def pieces_of(card):
     for block in blocks:
         stream = int(block[HeapEntry.FLAGS]) >> 16
         idle = bool(block[HeapEntry.FLAGS] & HeapFlag.IDLE)
-        asked = int(block[HeapEntry.ASKED] * 64 + block[HeapEntry.REST])
+        asked = int(block[HeapEntry.ASKED] * 64 + block[HeapEntry.REST] % 64)
         sizes = int(block[HeapEntry.START]) * 64, int(block[HeapEntry.SIZE]) * 64
         rows.append((*sizes, asked, (NOBODY if stream == host else stream) if idle else None))
     return rows

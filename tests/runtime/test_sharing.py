@@ -1,5 +1,6 @@
 """Memory that more than one party uses: peers, processes, and work that outlives a free."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -125,17 +126,112 @@ def test_memory_shared_between_processes(pair):
     assert key != other_key and len(both.exports) == 2, "each export is closed on its own"
 
 
-def test_a_block_like_the_exported_one_is_not_the_exported_one(fresh):
-    card, pointers = fresh, []
-    for _ in range(2):  # the same line, the same size, nothing queued in between
-        card, pointer = aj.malloc(aj.free(card, pointers[0]) if pointers else card, SIZE)
-        pointers.append(int(pointer))
-        if len(pointers) == 1:
-            shared, key = aj.ipc_export(aj.IpcExports(), card, pointers[0], SIZE, checks_pid=False)
-            assert aj.ipc_import(shared, card, key, 1)[1] == pointers[0]
-    assert pointers[0] == pointers[1]
-    with pytest.raises(aj.AscendError, match="freed after it was exported"):
-        aj.ipc_import(shared, card, key, 1)
+@pytest.mark.parametrize("way", ["free", "many frees", "reset"])
+def test_a_block_like_the_exported_one_is_not_the_exported_one(fresh, way):
+    """The same line, the same size, nothing queued in between, and more frees later than the card remembers."""
+    card, keys = fresh, []
+    for _ in range(2):
+        card, pointer = aj.malloc(card, SIZE)
+        shared, key = aj.ipc_export(aj.IpcExports(), card, int(pointer), SIZE, checks_pid=False)
+        keys.append((shared, key, int(pointer)))
+        for _ in range(7 if way == "many frees" else 0):  # max_freed is 2
+            card, other = aj.malloc(card, 64)
+            card = aj.free(card, other)
+        assert aj.ipc_import(shared, card, key, 1)[1] == int(pointer), "it is there yet"
+        last, card = card, aj.set_device(aj.reset_device(card)) if way == "reset" else aj.free(card, pointer)
+    (first, first_key, one), (second, second_key, two) = keys
+    assert one == two and aj.ipc_import(second, last, second_key, 1)[1] == two
+    for gone in (last, card):
+        with pytest.raises(aj.AscendError, match="freed after it was exported: 107000"):
+            aj.ipc_import(first, gone, first_key, 1)
+
+
+def test_a_block_that_a_pool_hands_out_again_is_another(fresh):
+    card, pool = aj.mem_pool_create(fresh, 4 << 20)
+    keys = []
+    for nbytes in (2 << 20, 2 << 20, 4 << 20):  # cut from the pool's block, again, and all of it
+        card, pointer = aj.mem_pool_alloc(card, pool, nbytes, 0)
+        shared, key = aj.ipc_export(aj.IpcExports(), card, int(pointer), 64, checks_pid=False)
+        assert aj.ipc_import(shared, card, key, 1)[1] == int(pointer)
+        for old in keys:
+            with pytest.raises(aj.AscendError, match="freed after it was exported"):
+                aj.ipc_import(old[0], card, old[1], 1)
+        keys.append((shared, key))
+        card = aj.mem_pool_free(card, pointer, 0)
+        with pytest.raises(aj.AscendError, match="freed after it was exported"):
+            aj.ipc_import(shared, card, key, 1)
+    aj.raise_if_error(card)
+
+
+def test_which_calls_need_a_current_context(pair):
+    """The runtime's calls do; those that only the driver serves, frees, and the C library's memory do not (CANN)."""
+    one, a, other, b, _ = pair
+    card, pinned = aj.malloc_host(one, 64)
+    card, plain = aj.malloc_pageable(card, 64)
+    card, pool = aj.mem_pool_create(card)
+    card, address = aj.reserve_mem_address(card, 2 << 20)
+    card, handle = aj.malloc_physical(card, 2 << 20)
+    shared, key = aj.ipc_export(aj.IpcExports(), card, int(a), 64, checks_pid=False)
+    aj.raise_if_error(card)
+    bare = aj.use_thread(*aj.create_thread(card))
+    refused = {
+        "malloc": aj.malloc(bare, 64)[0],
+        "malloc_align32": aj.malloc_align32(bare, 64)[0],
+        "malloc_host": aj.malloc_host(bare, 64)[0],
+        "host_register": aj.host_register(bare, plain)[0],
+        "host_unregister": aj.host_unregister(bare, plain),
+        "mem_pool_create": aj.mem_pool_create(bare)[0],
+        "mem_pool_alloc": aj.mem_pool_alloc(bare, pool, 64, 0)[0],
+        "mem_pool_free": aj.mem_pool_free(bare, a, 0),
+        "memcpy": aj.memcpy(bare, a, a + 1, 64),
+        "memcpy_async": aj.memcpy_async(bare, a, a + 1, 64, 0),
+        "memcpy2d": aj.memcpy2d(bare, a, 8, pinned, 8, 8, 2),
+        "memset": aj.memset(bare, a, 1, 64),
+        "memset_async": aj.memset_async(bare, a, 1, 64, 0),
+        "upload": aj.upload(bare, a, np.zeros(4, np.uint8)),
+        "enable_peer_access": aj.enable_peer_access(bare, 3),
+        "disable_peer_access": aj.disable_peer_access(bare, 3),
+        "memcpy_peer": aj.memcpy_peer(bare, a, other, b, 64, src_device=3)[0],
+        "free_with_dev_sync": aj.free_with_dev_sync(bare, a),
+        "free_host_with_dev_sync": aj.free_host_with_dev_sync(bare, pinned),
+    }  # fmt: skip
+    tables = jax.tree.map(np.asarray, (bare.hbm.blocks, bare.host.blocks, bare.virtual, bare.pools, bare.memory))
+    for name, after in refused.items():
+        assert (name, int(aj.last_code(after))) == (name, 107002)
+        left = after.hbm.blocks, after.host.blocks, after.virtual, after.pools, after.memory
+        jax.tree.map(np.testing.assert_array_equal, left, tables)
+    for call in (lambda: aj.ipc_export(shared, bare, int(a), 64), lambda: aj.ipc_import(shared, bare, key, 1)):
+        with pytest.raises(aj.AscendError, match="107002"):
+            call()
+    bare = aj.map_mem(bare, address, 2 << 20, handle)
+    bare = aj.release_mem_address(aj.unmap_mem(bare, address), address)
+    bare = aj.free_physical(bare, handle)
+    bare, again = aj.reserve_mem_address(bare, 2 << 20)
+    bare, handle = aj.malloc_physical(bare, 2 << 20)
+    bare, more = aj.malloc_pageable(bare, 64)
+    bare = aj.host_write(bare, pinned, np.full(4, 7, np.uint8))
+    bare, read = aj.host_read(bare, pinned, (4,), np.uint8)
+    bare = aj.free_host(aj.free_host(aj.free_host(bare, more), pinned), plain)
+    bare = aj.mem_pool_destroy(aj.mem_pool_trim(aj.mem_pool_set_release_threshold(bare, pool, 64), pool), pool)
+    bare = aj.free(bare, a)
+    aj.raise_if_error(bare)
+    assert read.tolist() == [7] * 4 and int(again) == int(address)
+
+
+def test_a_cache_gives_nothing_back_to_a_device_that_it_cannot_wait_for(fresh):
+    cache, card, pointer = aj.cache_alloc(aj.caching_allocator(fresh), fresh, 20 << 20)
+    cache, card = aj.cache_free(cache, card, pointer)
+    cache, card, _ = aj.cache_workspace(cache, card, 2 << 20)
+    bare = aj.use_thread(*aj.create_thread(card))
+    after, bare = aj.empty_cache(cache, bare)
+    assert int(aj.last_code(bare)) == 107002 and after == cache
+    np.testing.assert_array_equal(bare.hbm.blocks, card.hbm.blocks)
+    for call in (aj.cache_alloc, aj.cache_workspace):
+        with pytest.raises(aj.AscendError, match="107002"):
+            call(cache, bare, 64)
+    after, card = aj.empty_cache(cache, card)
+    aj.raise_if_error(card)
+    assert (after.reserved_bytes, after.workspace_bytes, aj.memory_report(card).used_bytes) == (0, 0, 0)
 
 
 def test_a_free_that_waits_for_the_device_is_never_too_early(fresh):

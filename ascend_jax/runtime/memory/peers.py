@@ -12,18 +12,20 @@ from ascend_jax.runtime.advance import Goal
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, at_least_1ns, host_stream, operand_rows
-from ascend_jax.runtime.copies import check_range, find_queue, submit
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.handles import has_context
 from ascend_jax.runtime.host import host_now, set_host
 from ascend_jax.runtime.layout import Device, Field, Kind, Resource
-from ascend_jax.runtime.ranges import Range, byte_range, granules, is_empty
+from ascend_jax.runtime.memory.copies import find_queue, submit
+from ascend_jax.runtime.memory.transfers import load_bytes, move_array, store_bytes
+from ascend_jax.runtime.ranges import Range, byte_range, granules, is_empty, is_host
+from ascend_jax.runtime.refusals import range_given
 from ascend_jax.runtime.rows import Number, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import make_room, settle
-from ascend_jax.runtime.transfers import load_bytes, move_array, store_bytes
 from ascend_jax.runtime.translation import translate
+from ascend_jax.runtime.usable import check_range
 
 MOST_DEVICES = 31
 
@@ -72,10 +74,10 @@ def peer_access_status(card: CardState, device: int) -> jax.Array:
 @stage
 def _refusal(card: CardState, place: Range, wrong: Number, site: Number) -> tuple:
     """Say what is wrong with one side, before anything is queued; return (card, code)."""
-    place = translate(card, place)
-    on_host = first_code((place.pointer < layout.NULL, Code.RT_PARAM_INVALID))
+    given, place = range_given(place), translate(card, place)
+    on_host = first_code((is_host(place.pointer), Code.RT_PARAM_INVALID))
     code = first_failing(find_queue(card, layout.NONE, True)[0], on_host, check_range(card, place), jnp.asarray(wrong))
-    return answer(card, code, site, layout.NONE)
+    return answer(card, code, site, layout.NONE, given=given)
 
 
 @stage(static=("path",))

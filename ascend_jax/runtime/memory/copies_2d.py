@@ -6,10 +6,20 @@ from ascend_jax.runtime import layout
 from ascend_jax.runtime.advance import Goal
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, host_stream, operand_rows
-from ascend_jax.runtime.copies import check_copy, submit, transfer, wait_if_pageable
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.layout import Field, Kind, Pitch
-from ascend_jax.runtime.ranges import address, overlaps, require_whole, rows_meet, rows_range, starts_at
+from ascend_jax.runtime.memory.copies import check_copy, submit, transfer, wait_if_pageable
+from ascend_jax.runtime.ranges import (
+    address,
+    is_device,
+    is_host,
+    overlaps,
+    require_whole,
+    rows_meet,
+    rows_range,
+    starts_at,
+)
+from ascend_jax.runtime.refusals import copy_given
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
@@ -45,18 +55,19 @@ def _copy_rows(
     same = starts_at(dst, src) & is_alike
     meet = jnp.where(is_alike, rows_meet(dst, src, dst_pitch, width, height), overlaps(dst, src))
     code, slot = check_copy(card, dst, src, stream, is_blocking, is_traced, meet & ~same)
-    on_device = (dst.pointer > layout.NULL) & (src.pointer > layout.NULL)
+    on_device = is_device(dst.pointer) & is_device(src.pointer)
     rules = first_code(
         ((width < 0) | (height < 0) | is_wide, Code.INVALID_PARAM),
         (is_large & (not is_blocking), Code.RT_PARAM_INVALID),
         (on_device & (card.chip.family in NO_ROWS_INSIDE), Code.FEATURE_NOT_SUPPORT),
     )
-    moving = transfer(card, payload.as_int32(), dst.pointer < layout.NULL, src.pointer < layout.NULL)
+    moving = transfer(card, payload.as_int32(), is_host(dst.pointer), is_host(src.pointer))
     pitches = {Pitch.DST: dst_pitch, Pitch.SRC: src_pitch, Pitch.WIDTH: width, Pitch.ROWS: height}
     moving["fields"] |= {Field.SCALARS + column: number for column, number in pitches.items()}
     command = Command(Kind.COPY, slot, operands=operand_rows(dst, src), writes=1 << 0, reads=1 << 1, **moving)
     is_idle = (width == 0) | (height == 0) | same
-    return submit(card, command, first_failing(rules, code), is_idle, site, is_blocking)[0], spans
+    code, given = first_failing(rules, code), copy_given(*spans)
+    return submit(card, command, code, is_idle, site, is_blocking, stream=stream, given=given)[0], spans
 
 
 @verb

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ascend_jax.runtime.allocator_options import MIB, AllocatorOptions
-from ascend_jax.runtime.allocator_stats import AllocatorStats, Held
-from ascend_jax.runtime.segment_pages import Piece
+from ascend_jax.runtime.memory.allocator_options import MIB, AllocatorOptions
+from ascend_jax.runtime.memory.allocator_stats import AllocatorStats, Held
+from ascend_jax.runtime.memory.segment_pages import Piece
 
 # torch_npu, NPUCachingAllocator
 MIN_BLOCK = 512

@@ -6,17 +6,17 @@ from types import MappingProxyType
 import numpy as np
 
 from ascend_jax.runtime import callsite
-from ascend_jax.runtime.caching_reports import CacheOutOfMemory, shortage
-from ascend_jax.runtime.caching_state import ROUND_LARGE, CachingAllocator, Workspace, up
 from ascend_jax.runtime.codes import AscendError
 from ascend_jax.runtime.edge import Site, verb
 from ascend_jax.runtime.handles import find_stream
 from ascend_jax.runtime.layout import GRANULE_BYTES
-from ascend_jax.runtime.memory import free_workspace, malloc_workspace
+from ascend_jax.runtime.memory.allocation import free_workspace, malloc_workspace
+from ascend_jax.runtime.memory.caching_reports import CacheOutOfMemory, shortage
+from ascend_jax.runtime.memory.caching_state import ROUND_LARGE, CachingAllocator, Workspace, up
+from ascend_jax.runtime.memory.synced_free import synced
 from ascend_jax.runtime.ranges import require_whole
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import forgiven
-from ascend_jax.runtime.synchronize import synchronize_device
 
 PAD_BYTES = 32  # added to what an operator asks for (torch_npu, NPUWorkspaceAllocator)
 
@@ -32,7 +32,8 @@ def cache_workspace(
     NPUWorkspaceAllocator).
 
     Returns:
-      The allocator, the card and a pointer; 0 for 0 bytes.
+      The allocator, the card and a pointer; 0 for 0 bytes, or if the device cannot be synchronized: the status says
+      why, and the old workspace stays.
 
     Raises:
       ValueError: ``nbytes`` is negative.
@@ -58,7 +59,10 @@ def cache_workspace(
     if held is not None and nbytes + PAD_BYTES <= held.size:
         return cache, card, held.address // GRANULE_BYTES
     if held is not None:
-        card = free_workspace(synchronize_device(card, site=site), held.address // GRANULE_BYTES, site)
+        card, is_synced = synced(card, site)
+        if not is_synced:
+            return cache, card, 0
+        card = free_workspace(card, held.address // GRANULE_BYTES, site)
     others = {stream: one for stream, one in cache.workspaces.items() if stream != int(slot)}
     size, before = up(nbytes + PAD_BYTES, ROUND_LARGE), np.asarray(card.status)
     card, pointer = malloc_workspace(card, size, site)

@@ -48,6 +48,10 @@ def _count(key: str, text: str) -> int:
     return _whole(key, text, 0, 2**31 - 1)
 
 
+def _alignment(key: str, text: str) -> int:
+    return _whole(key, text, 0, 16)
+
+
 def _fraction(key: str, text: str) -> float:
     try:
         value = float(text)
@@ -124,7 +128,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, str], object]]] = {
 }
 # of alignment, the pinned host cache and locks: read, but no result here shows them
 _UNMODELLED: dict[str, Callable[[str, str], object]] = {
-    "base_addr_aligned_kb": _count,
+    "base_addr_aligned_kb": _alignment,
     "pinned_use_background_threads": _switch,
     "pinned_max_round_threshold_mb": _count,
     "pinned_max_cached_size_mb": _count,
@@ -146,12 +150,15 @@ def parse_allocator_options(text: str) -> AllocatorOptions:
     accepted and change nothing.
 
     Raises:
+      TypeError: It is no text.
       ValueError: A key is unknown or given twice, a value is outside its range, or keys exclude each other:
         ``expandable_segments:True`` goes with neither ``max_split_size_mb`` nor ``garbage_collection_threshold``.
 
     >>> parse_allocator_options("max_split_size_mb:64").max_split_bytes >> 20
     64
     """
+    if not isinstance(text, str):
+        raise TypeError(f"options = {text!r}: must be a text such as 'max_split_size_mb:64'")
     seen: dict[str, object] = {}
     given: set[str] = set()
     for item in filter(None, (part.strip() for part in re.split(_COMMAS, text))):

@@ -10,12 +10,16 @@ from types import MappingProxyType
 import numpy as np
 
 from ascend_jax.runtime import callsite
-from ascend_jax.runtime.allocator_options import parse_allocator_options
-from ascend_jax.runtime.allocator_stats import AllocatorStats
-from ascend_jax.runtime.caching_expandable import reach, require_addresses
-from ascend_jax.runtime.caching_reports import CacheOutOfMemory, shortage
-from ascend_jax.runtime.caching_segments import is_refused_by_fraction, new_block
-from ascend_jax.runtime.caching_state import (
+from ascend_jax.runtime.codes import AscendError, Code
+from ascend_jax.runtime.edge import Site, verb
+from ascend_jax.runtime.handles import find_stream
+from ascend_jax.runtime.layout import GRANULE_BYTES, Clock, Field, HeapWord, Stream
+from ascend_jax.runtime.memory.allocator_options import parse_allocator_options
+from ascend_jax.runtime.memory.allocator_stats import AllocatorStats
+from ascend_jax.runtime.memory.caching_expandable import reach
+from ascend_jax.runtime.memory.caching_reports import CacheOutOfMemory, shortage
+from ascend_jax.runtime.memory.caching_segments import is_refused_by_fraction, new_block
+from ascend_jax.runtime.memory.caching_state import (
     MIN_BLOCK,
     SMALL_SIZE,
     Block,
@@ -24,10 +28,6 @@ from ascend_jax.runtime.caching_state import (
     rounded_size,
     with_blocks,
 )
-from ascend_jax.runtime.codes import AscendError, Code
-from ascend_jax.runtime.edge import Site, verb
-from ascend_jax.runtime.handles import find_stream
-from ascend_jax.runtime.layout import GRANULE_BYTES, Clock, Field, HeapWord, Stream
 from ascend_jax.runtime.ranges import require_whole
 from ascend_jax.runtime.state import CardState, require_single
 from ascend_jax.runtime.synchronize import look
@@ -43,8 +43,7 @@ def caching_allocator(card: CardState, options: str = "", *, pad_bytes: int | No
         ceil((n + 32) / 512) * 512 on A2, and ceil(n / 512) * 512 with the newest products and CANN).
 
     Raises:
-      ValueError: The options cannot be read, the card has batch axes, or ``expandable_segments:True`` and the device
-        memory leaves no addresses for them.
+      ValueError: The options cannot be read, or the card has batch axes.
 
     >>> import ascend_jax as aj
     >>> card = aj.init(aj.chip("Ascend910B2"))
@@ -55,8 +54,6 @@ def caching_allocator(card: CardState, options: str = "", *, pad_bytes: int | No
     """
     require_single(card)
     chosen = parse_allocator_options(options)
-    if chosen.expandable_segments:
-        require_addresses(card)
     pad = int(card.chip["malloc_pad_bytes"]) if pad_bytes is None else pad_bytes
     fraction, whole = chosen.per_process_memory_fraction, _share_of(card, 1.0)
     cache = CachingAllocator(chosen, pad, whole, False, MappingProxyType({}), MappingProxyType({}), AllocatorStats())

@@ -7,7 +7,9 @@ the device memory; what is cached can be unmapped again and leaves a hole (torch
 import dataclasses
 from types import MappingProxyType
 
-from ascend_jax.runtime.caching_state import (
+from ascend_jax.runtime.edge import Site
+from ascend_jax.runtime.layout import GRANULE_BYTES
+from ascend_jax.runtime.memory.caching_state import (
     GIANT,
     ROUND_LARGE,
     SMALL_SIZE,
@@ -20,12 +22,9 @@ from ascend_jax.runtime.caching_state import (
     up,
     with_blocks,
 )
-from ascend_jax.runtime.edge import Site
-from ascend_jax.runtime.layout import GRANULE_BYTES
-from ascend_jax.runtime.segment_pages import (
-    ADDRESSES_END,
+from ascend_jax.runtime.memory.segment_pages import (
     Chunks,
-    addresses_begin,
+    addresses,
     map_chunks,
     ranges,
     taken_addresses,
@@ -36,20 +35,6 @@ from ascend_jax.runtime.segment_pages import (
 from ascend_jax.runtime.state import CardState
 
 SMALL_SPACE = 2 << 30  # addresses of a segment of small blocks (torch_npu, with zero-copy HCCL)
-
-
-def require_addresses(card: CardState) -> None:
-    """Refuse a card whose device memory leaves no addresses for segments.
-
-    Raises:
-      ValueError: Less than 4 GiB of the 128 GiB that addresses span lie behind the device memory.
-    """
-    free = (ADDRESSES_END - addresses_begin(card)) * GRANULE_BYTES
-    if free < 2 * SMALL_SPACE:
-        raise ValueError(
-            f"expandable_segments:True: {max(free, 0)} bytes of addresses lie behind the device memory, of the 128 GiB "
-            f"there are; at least {2 * SMALL_SPACE} are needed: leave the option out, or give the chip less hbm_bytes"
-        )
 
 
 def reach(cache: CachingAllocator, card: CardState, block: Block) -> int:
@@ -160,7 +145,8 @@ def _hole_end(cache: CachingAllocator, card: CardState, start: int, hole: int) -
     if behind:
         return behind[0]
     others = [first * GRANULE_BYTES for first, _ in taken_addresses(card)] + list(cache.spaces)
-    limit = min((at for at in others if at >= max(hole, start + 1)), default=ADDRESSES_END * GRANULE_BYTES)
+    end = addresses(card)[1] * GRANULE_BYTES
+    limit = min((at for at in others if at >= max(hole, start + 1)), default=end)
     limit = min(limit, start + SMALL_SPACE) if space.is_small else limit
     unit = chunk_size(cache, space.is_small)
     return start + (limit - start) // unit * unit
@@ -175,9 +161,10 @@ def _new_space(cache: CachingAllocator, card: CardState, size: int, is_small: bo
     page = GIANT if cache.options.page_size_1g and not is_small else ROUND_LARGE
     taken = [(low * GRANULE_BYTES, high * GRANULE_BYTES) for low, high in taken_addresses(card)]
     taken += [(at, _past(at, one)) for at, one in cache.spaces.items()]
-    first = up(addresses_begin(card) * GRANULE_BYTES, page)
+    begin, end = (address * GRANULE_BYTES for address in addresses(card))
+    first = up(begin, page)
     gaps, opening = [], first
-    for low, high in [*sorted(taken), (ADDRESSES_END * GRANULE_BYTES,) * 2]:
+    for low, high in [*sorted(taken), (end, end)]:
         gaps.append((opening, low))
         opening = max(opening, up(high, page))
     need = up(size, chunk_size(cache, is_small))
@@ -192,8 +179,8 @@ def _new_space(cache: CachingAllocator, card: CardState, size: int, is_small: bo
 
 def _past(start: int, space: Space) -> int:
     """Return the address past what belongs to a segment whatever is mapped: its holes too, which it fills itself."""
-    mapped = max((piece.end for piece in space.pieces), default=0) * GRANULE_BYTES
-    return max(start + SMALL_SPACE if space.is_small else start, mapped)
+    mapped = [piece.end * GRANULE_BYTES for piece in space.pieces]
+    return max(start + SMALL_SPACE if space.is_small else start, *mapped)
 
 
 def _chunks(cache: CachingAllocator, first: int, nbytes: int, is_small: bool) -> Chunks:

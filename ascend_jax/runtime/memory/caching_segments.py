@@ -5,9 +5,12 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ascend_jax.runtime.allocator_options import UNLIMITED
-from ascend_jax.runtime.caching_expandable import expanded, released
-from ascend_jax.runtime.caching_state import (
+from ascend_jax.runtime.edge import Site, verb
+from ascend_jax.runtime.layout import GRANULE_BYTES
+from ascend_jax.runtime.memory.allocation import MallocPolicy, free, free_workspace, malloc_align32
+from ascend_jax.runtime.memory.allocator_options import UNLIMITED
+from ascend_jax.runtime.memory.caching_expandable import expanded, released
+from ascend_jax.runtime.memory.caching_state import (
     SMALL_SIZE,
     Block,
     CachingAllocator,
@@ -16,12 +19,9 @@ from ascend_jax.runtime.caching_state import (
     segment_size,
     with_blocks,
 )
-from ascend_jax.runtime.edge import Site, verb
-from ascend_jax.runtime.layout import GRANULE_BYTES
-from ascend_jax.runtime.memory import MallocPolicy, free, free_workspace, malloc_align32
+from ascend_jax.runtime.memory.synced_free import synced
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import forgiven
-from ascend_jax.runtime.synchronize import synchronize_device
 
 
 def new_block(
@@ -76,9 +76,12 @@ def _place(card: CardState, nbytes: int, is_giant: bool, site: Site) -> tuple[Ca
 def empty_cache(cache: CachingAllocator, card: CardState, *, site: Site = None) -> tuple[CachingAllocator, CardState]:
     """Synchronize the device and give back every segment without a used part; of expandable ones, whole chunks.
 
-    All workspaces (:func:`cache_workspace`) go too.
+    All workspaces (:func:`cache_workspace`) go too. Status as :func:`synchronize_device`, and nothing is given back if
+    that fails.
     """
-    card = synchronize_device(card, site=site)
+    card, is_synced = synced(card, site)
+    if not is_synced:
+        return cache, card
     for workspace in cache.workspaces.values():
         card = free_workspace(card, workspace.address // GRANULE_BYTES, site)
     cache = dataclasses.replace(cache, workspaces=MappingProxyType({}))
@@ -118,7 +121,9 @@ def _release_oversize(
     Return whether it was enough.
     """
     limit = cache.options.max_split_bytes
-    card = synchronize_device(card, site=site)
+    card, is_synced = synced(card, site)
+    if not is_synced:
+        return cache, card, False
     wanted, is_small = max(size, limit), size <= SMALL_SIZE
     blocks = [one for one in _whole_cached(cache, limit) if one.stream == stream and one.is_small == is_small]
     enough = [block for block in blocks if block.size >= wanted]
@@ -141,8 +146,8 @@ def _collect_garbage(cache: CachingAllocator, card: CardState, site: Site) -> tu
     old = [block for block in _whole_cached(cache, 0) if not block.is_small]
     if not threshold or not cache.is_limited or cache.reserved_bytes <= threshold or not old:
         return cache, card
-    card = synchronize_device(card, site=site)
-    while cache.reserved_bytes > threshold and old:
+    card, is_synced = synced(card, site)
+    while is_synced and cache.reserved_bytes > threshold and old:
         mean = sum(block.age for block in old) / len(old)
         for block in [one for one in old if one.age >= mean]:
             cache, card = _release(cache, card, block, site)

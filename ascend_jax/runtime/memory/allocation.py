@@ -19,8 +19,6 @@ from ascend_jax.runtime.handles import has_context
 from ascend_jax.runtime.heap import (
     block_at,
     find_gap,
-    heap_of,
-    holds,
     insert,
     remove,
     row_at,
@@ -37,11 +35,11 @@ from ascend_jax.runtime.layout import (
     HeapFlag,
     HeapWord,
 )
-from ascend_jax.runtime.ranges import Range, address, require_whole, split_bytes
+from ascend_jax.runtime.ranges import address, require_whole, split_bytes
+from ascend_jax.runtime.refusals import pointer_given, size_given
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.shortages import note_shortage, with_request
 from ascend_jax.runtime.state import CardState, Heap
-from ascend_jax.runtime.translation import segment_left
 
 SMALL_LIMIT = (1 << 20) // GRANULE_BYTES
 
@@ -68,13 +66,6 @@ class PolicyFlag(enum.IntFlag):
 
 
 _FLAGS = int(PolicyFlag.LOW_BAND_WIDTH | PolicyFlag.HIGH_BAND_WIDTH | PolicyFlag.USER_SPACE_READONLY)
-
-
-def is_live(card: CardState, place: Range) -> jax.Array:
-    """Return whether a range lies inside one live block of device or pinned host memory, or is mapped in a segment."""
-    (end, rest), left = place.end, segment_left(card, place.pointer)
-    is_mapped = (left > 0) & (end + (rest > 0) <= left) & (place.offset >= 0) & (place.whole >= 0)
-    return holds(heap_of(card.host, card.hbm, place.pointer), place) | is_mapped
 
 
 def new_entry(card: CardState, start: Number, size: Number, asked: tuple, site: Number, flags: Number = 0) -> jax.Array:
@@ -147,17 +138,19 @@ def _malloc(card: CardState, request: jax.Array, *, is_padded: bool, flags: int 
     tries: list[tuple[jax.Array, Number]] = [(size, page), (jnp.where(falls_back, size, 0), PAGE)]
     heap, pointer, code = allocate(card, card.hbm, (whole, rest), tries, wrong, site, flags)
     card = spend(dataclasses.replace(card, hbm=heap), card.chip["host_malloc_ns"])
-    return status.note(card, code, site), pointer
+    return status.note(card, code, site, given=size_given(whole, rest)), pointer
 
 
-@stage(changes=("host", "clock", "status"))
+@stage(changes=("host", "clock", "status"), reads=("chip", "device", "contexts"))
 def _malloc_host(card: CardState, request: jax.Array) -> tuple:
     whole, rest, flags, site = request
     size = whole + (rest + GRANULE_BYTES - 1 >> GRANULE_SHIFT)
     tries: list[tuple[jax.Array, Number]] = [(size, 1)]
-    heap, pointer, code = allocate(card, card.host, (whole, rest), tries, jnp.int32(0), site, flags)
+    needs_context = (flags & HeapFlag.PAGEABLE) == 0  # ordinary memory comes from the C library
+    wrong = status.first_code((needs_context & ~has_context(card), Code.RT_CONTEXT_NULL))
+    heap, pointer, code = allocate(card, card.host, (whole, rest), tries, wrong, site, flags)
     card = spend(dataclasses.replace(card, host=heap), card.chip["host_malloc_ns"])
-    return status.note(card, code, site), pointer
+    return status.note(card, code, site, given=size_given(whole, rest)), pointer
 
 
 def release(card: CardState, heap: Heap, pointer: Number, refused: Number) -> tuple[Heap, jax.Array, jax.Array]:
@@ -178,7 +171,7 @@ def _free(card: CardState, pointer: Number, site: Number, *, refused: int = _NOT
     pointer = jnp.asarray(pointer, jnp.int32)
     heap, entry, code = release(card, card.hbm, pointer, refused)
     card = note_freed(dataclasses.replace(card, hbm=heap), entry, site, code == Code.SUCCESS)
-    return status.note(spend(card, card.chip["host_free_ns"]), code, site)
+    return status.note(spend(card, card.chip["host_free_ns"]), code, site, given=pointer_given(pointer))
 
 
 @stage(changes=("host", "clock", "status", "freed"))
@@ -186,7 +179,7 @@ def _free_host(card: CardState, request: jax.Array) -> CardState:
     pointer, site = request
     heap, entry, code = release(card, card.host, pointer, 0)
     card = note_freed(dataclasses.replace(card, host=heap), entry, site, code == Code.SUCCESS)
-    return status.note(spend(card, card.chip["host_free_ns"]), code, site)
+    return status.note(spend(card, card.chip["host_free_ns"]), code, site, given=pointer_given(pointer))
 
 
 def _known(policy: Number) -> Number:
@@ -277,7 +270,10 @@ def free_workspace(card: CardState, pointer: int, site: Site) -> CardState:
 
 @verb
 def malloc_host(card: CardState, nbytes: int | jax.Array, *, site: Site = None) -> tuple[CardState, jax.Array]:
-    """Allocate pinned host memory (``aclrtMallocHost``); its pointers are negative. Freed with ``free_host``."""
+    """Allocate pinned host memory (``aclrtMallocHost``); its pointers are negative. Freed with ``free_host``.
+
+    Status 107002 without a current context; otherwise as :func:`malloc`.
+    """
     card, pointer = _malloc_host(card, packed(*split_bytes(nbytes), 0, site))
     return with_request(card, nbytes, "host"), pointer
 
@@ -295,5 +291,5 @@ def malloc_pageable(card: CardState, nbytes: int | jax.Array, *, site: Site = No
 
 @verb
 def free_host(card: CardState, pointer: int | jax.Array, *, site: Site = None) -> CardState:
-    """Give host memory back (``aclrtFreeHost``)."""
+    """Give host memory back (``aclrtFreeHost``); needs no current context. Status as :func:`free`."""
     return _free_host(card, packed(address(pointer), site))

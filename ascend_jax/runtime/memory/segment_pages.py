@@ -1,6 +1,6 @@
 """Physical pages behind expandable segments: which they are, and the addresses under which commands see them.
 
-Host-side, like the allocator that uses it. A segment has addresses behind the device memory; whole chunks of them are
+Host-side, like the allocator that uses it. A segment has virtual addresses; whole chunks of them are
 mapped to device memory, each to the lowest place where it fits. Commands hold the segment's addresses, so an operand
 may lie on any number of chunks; physical pages only count, and have no address of their own. The bytes are kept in a
 window of ``CardState.memory`` that belongs to the segment.
@@ -18,7 +18,6 @@ from ascend_jax.runtime.freed import note_freed
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import (
     GRANULE_BYTES,
-    HUGE_PAGE,
     Clock,
     Device,
     HeapEntry,
@@ -28,8 +27,7 @@ from ascend_jax.runtime.layout import (
     VirtualKind,
 )
 from ascend_jax.runtime.state import CHUNK_BYTES, CardState, Heap
-
-ADDRESSES_END = (2**31 - 1) // HUGE_PAGE * HUGE_PAGE  # granules
+from ascend_jax.runtime.translation import virtual_span
 
 
 class Piece(NamedTuple):
@@ -242,7 +240,7 @@ def with_window(card: CardState, taken: Iterable[int]) -> tuple[CardState, int]:
 
 
 def taken_addresses(card: CardState) -> list[tuple[int, int]]:
-    """Return (first, granule past the last) of all that is reserved or mapped behind the device memory."""
+    """Return (first, granule past the last) of all that of the virtual addresses is reserved or mapped."""
     table = np.asarray(card.virtual, np.int64)
     is_taken = np.isin(table[:, Virtual.KIND], [VirtualKind.RESERVATION, VirtualKind.SEGMENT])
     return sorted((int(row[Virtual.START]), int(row[Virtual.START] + row[Virtual.SIZE])) for row in table[is_taken])
@@ -258,7 +256,7 @@ def taken_windows(card: CardState) -> set[int]:
     return {int(first + (place - first) // window * window) for place in places} if window else set()
 
 
-def addresses_begin(card: CardState) -> int:
-    """Return the first granule behind the device memory, whole 2 MiB."""
-    end = int(np.asarray(card.hbm.words, np.int64)[HeapWord.END])
-    return -(-end // HUGE_PAGE) * HUGE_PAGE
+def addresses(card: CardState) -> tuple[int, int]:
+    """Return (first granule, granule past the last) of the addresses that segments can have."""
+    first, end = virtual_span(int(np.asarray(card.hbm.words)[HeapWord.END]))
+    return int(first), int(end)

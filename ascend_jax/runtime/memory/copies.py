@@ -1,4 +1,4 @@
-"""Copies and fills. The direction comes from the addresses: pinned host memory has negative pointers."""
+"""Copies and fills. The direction comes from the addresses."""
 
 import dataclasses
 
@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ascend_jax.runtime import bytes as hbm
 from ascend_jax.runtime import clock, layout
 from ascend_jax.runtime.advance import Goal
 from ascend_jax.runtime.capture_rules import illegal_blocking
@@ -16,25 +15,16 @@ from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.handles import find_stream, has_context
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Field, HeapEntry, HeapFlag, HeapWord, Kind, Resource, Stream
-from ascend_jax.runtime.memory import is_live
-from ascend_jax.runtime.ranges import Range, byte_range, granules, is_empty, overlaps, starts_at
+from ascend_jax.runtime.ranges import Range, byte_range, granules, is_empty, is_host, overlaps, starts_at
+from ascend_jax.runtime.refusals import Given, copy_given, range_given
 from ascend_jax.runtime.rows import Number, get_row
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing, last_code
 from ascend_jax.runtime.synchronize import make_room, settle
 from ascend_jax.runtime.translation import translate
+from ascend_jax.runtime.usable import check_range
 
 PIECE = (64 << 20) // layout.GRANULE_BYTES  # granules
-
-
-def check_range(card: CardState, place: Range) -> jax.Array:
-    """Return 0, or why a range cannot be used: null 100000, not allocated 107000, no bytes behind it 900002."""
-    no_bytes = ~hbm.is_backed(card, place) if card.has_values else jnp.bool_(False)
-    return first_code(
-        (place.pointer == layout.NULL, Code.INVALID_PARAM),
-        (~is_live(card, place), Code.RT_PARAM_INVALID),
-        (no_bytes, Code.NO_BYTES_BEHIND),
-    )
 
 
 def transfer(card: CardState, place: Range, to_host: jax.Array, from_host: jax.Array) -> dict:
@@ -72,12 +62,12 @@ def transfer(card: CardState, place: Range, to_host: jax.Array, from_host: jax.A
 def _copy(
     card: CardState, dst: Range, src: Range, stream: Number, site: Number, *, is_blocking: bool, is_traced: bool = False
 ) -> CardState:
-    dst, src = translate(card, dst), translate(card, src)
+    given, dst, src = copy_given(dst, src), translate(card, dst), translate(card, src)
     same = starts_at(dst, src)
     code, slot = check_copy(card, dst, src, stream, is_blocking, is_traced, overlaps(dst, src) & ~same)
-    moving = transfer(card, dst, dst.pointer < layout.NULL, src.pointer < layout.NULL)
+    moving = transfer(card, dst, is_host(dst.pointer), is_host(src.pointer))
     command = Command(Kind.COPY, slot, operands=operand_rows(dst, src), writes=1 << 0, reads=1 << 1, **moving)
-    return submit(card, command, code, is_empty(dst) | same, site, is_blocking)[0]
+    return submit(card, command, code, is_empty(dst) | same, site, is_blocking, stream=stream, given=given)[0]
 
 
 def check_copy(
@@ -90,7 +80,7 @@ def check_copy(
     is_overlapping: jax.Array,
 ) -> tuple[jax.Array, Number]:
     """Return (code, slot) of a copy between two ranges in normal form; ``is_overlapping``: it writes what it reads."""
-    to_host, from_host = dst.pointer < layout.NULL, src.pointer < layout.NULL
+    to_host, from_host = is_host(dst.pointer), is_host(src.pointer)
     code, slot = find_queue(card, stream, is_blocking)
     if not is_blocking:
         code = first_failing(code, first_code((to_host & from_host, Code.FEATURE_NOT_SUPPORT)))
@@ -115,19 +105,19 @@ def is_pageable_at(card: CardState, place: Range) -> jax.Array:
     is_it = (blocks[HeapEntry.START] <= place.pointer) & (ahead < blocks[HeapEntry.SIZE])
     is_unpinned = (blocks[HeapEntry.FLAGS] & (HeapFlag.PAGEABLE | HeapFlag.REGISTERED)) == HeapFlag.PAGEABLE
     live = jnp.arange(blocks.shape[1]) < card.host.words[HeapWord.COUNT]
-    return (live & is_it & is_unpinned).any() & (place.pointer < layout.NULL)
+    return (live & is_it & is_unpinned).any() & is_host(place.pointer)
 
 
 @stage(static=("is_blocking",))
 def _set(card: CardState, dst: Range, value: Number, stream: Number, site: Number, *, is_blocking: bool) -> CardState:
-    dst = translate(card, dst)
-    to_host = dst.pointer < layout.NULL
+    given, dst = range_given(dst), translate(card, dst)
+    to_host = is_host(dst.pointer)
     code, slot = find_queue(card, stream, is_blocking)
     code = first_failing(code, check_range(card, dst))
     filling = transfer(card, dst, to_host, to_host)
     filling["fields"] |= {Field.FILL: jnp.asarray(value) & 255}
     command = Command(Kind.MEMSET, slot, operands=operand_rows(dst), writes=1 << 0, **filling)
-    return submit(card, command, code, is_empty(dst), site, is_blocking)[0]
+    return submit(card, command, code, is_empty(dst), site, is_blocking, stream=stream, given=given)[0]
 
 
 def find_queue(card: CardState, stream: Number, is_blocking: bool) -> tuple[jax.Array, Number]:
@@ -139,15 +129,25 @@ def find_queue(card: CardState, stream: Number, is_blocking: bool) -> tuple[jax.
 
 
 def submit(
-    card: CardState, command: Command, code: jax.Array, is_idle: jax.Array, site: Number, is_blocking: bool
+    card: CardState,
+    command: Command,
+    code: jax.Array,
+    is_idle: jax.Array,
+    site: Number,
+    is_blocking: bool,
+    *,
+    stream: Number = layout.NONE,
+    given: Given | None = None,
 ) -> tuple[CardState, jax.Array]:
-    """Charge the host, enqueue unless there is nothing to do, and answer."""
+    """Charge the host, enqueue unless there is nothing to do, and answer.
+
+    ``stream`` is the handle, NONE for a blocking call, and ``given`` are the ranges; both are for the message.
+    """
     command = dataclasses.replace(command, fields=command.fields | {Field.SITE: site})
     is_idle &= code == Code.SUCCESS
     card = spend(card, card.chip["host_copy_sync_ns" if is_blocking else "host_copy_enqueue_ns"])
     card, queued = enqueue(card, command, jnp.where(is_idle, layout.NONE, code))
-    stream = layout.NONE if is_blocking else command.stream
-    return answer(card, jnp.where(is_idle, Code.SUCCESS, queued), site, stream)
+    return answer(card, jnp.where(is_idle, Code.SUCCESS, queued), site, stream, given=given)
 
 
 @verb

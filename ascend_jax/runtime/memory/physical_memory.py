@@ -7,7 +7,6 @@ import jax
 from ascend_jax.runtime import layout, status
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.edge import Site, packed, stage, verb
-from ascend_jax.runtime.handles import has_context
 from ascend_jax.runtime.heap import block_at, change, remove, row_at
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import (
@@ -19,8 +18,9 @@ from ascend_jax.runtime.layout import (
     Virtual,
     VirtualKind,
 )
-from ascend_jax.runtime.memory import allocate
+from ascend_jax.runtime.memory.allocation import allocate
 from ascend_jax.runtime.ranges import address, split_bytes
+from ascend_jax.runtime.refusals import pointer_given, size_given
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.shortages import with_request
 from ascend_jax.runtime.state import CardState
@@ -47,17 +47,15 @@ def is_mapped(card: CardState, handle: Number) -> jax.Array:
     return (is_mapping & (card.virtual[:, Virtual.PHYSICAL] == handle)).any()
 
 
-@stage(static=("page",), changes=("hbm", "clock", "status"), reads=("chip", "device", "contexts"))
+@stage(static=("page",), changes=("hbm", "clock", "status"))
 def _malloc_physical(card: CardState, request: jax.Array, *, page: int) -> tuple:
     whole, rest, site = request
-    wrong = first_code(
-        (~has_context(card), Code.RT_CONTEXT_NULL),
-        ((whole > 0) & (((whole & (page - 1)) != 0) | (rest != 0)), Code.RT_PARAM_INVALID),
-    )
+    is_odd = (whole > 0) & (((whole & (page - 1)) != 0) | (rest != 0))
+    wrong = first_code((is_odd, Code.RT_PARAM_INVALID))
     tries: list[tuple[jax.Array, Number]] = [(whole, page)]
     heap, handle, code = allocate(card, card.hbm, (whole, rest), tries, wrong, site, int(HeapFlag.PHYSICAL))
     card = spend(dataclasses.replace(card, hbm=heap), card.chip["host_malloc_ns"])
-    return status.note(card, code, site), handle
+    return status.note(card, code, site, given=size_given(whole, rest)), handle
 
 
 @stage(changes=("hbm", "clock", "status"), reads=("chip", "virtual"))
@@ -69,7 +67,7 @@ def _free_physical(card: CardState, request: jax.Array) -> CardState:
     hbm = change(card.hbm, row, {HeapEntry.FLAGS: entry[HeapEntry.FLAGS] | HeapFlag.CONDEMNED}, ok & is_used)
     hbm = remove(hbm, row, ok & ~is_used)
     card = spend(dataclasses.replace(card, hbm=hbm), card.chip["host_free_ns"])
-    return status.note(card, code, site)
+    return status.note(card, code, site, given=pointer_given(handle))
 
 
 @verb
@@ -79,8 +77,8 @@ def malloc_physical(
     """Allocate device memory that has no address until it is mapped (``aclrtMallocPhysical``).
 
     Returns:
-      The card and a handle, 0 on failure. Status as ``malloc``, and 107000 for a size that is no multiple of
-      :func:`mem_allocation_granularity`.
+      The card and a handle, 0 on failure. Status as ``malloc``, but it needs no current context; and 107000 for a size
+      that is no multiple of :func:`mem_allocation_granularity`.
     """
     page = GIANT_PAGE if giant else HUGE_PAGE
     card, handle = _malloc_physical(card, packed(*split_bytes(nbytes), site), page=page)

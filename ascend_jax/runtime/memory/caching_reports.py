@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from ascend_jax.runtime.allocator_options import UNLIMITED
-from ascend_jax.runtime.caching_state import CachingAllocator
 from ascend_jax.runtime.codes import AscendError, Code
 from ascend_jax.runtime.layout import HeapWord, Virtual
+from ascend_jax.runtime.memory.allocator_options import UNLIMITED
+from ascend_jax.runtime.memory.caching_state import CachingAllocator
 from ascend_jax.runtime.memory_info import OutOfMemory, Owner, memory_report
 from ascend_jax.runtime.state import CardState
 

@@ -1,7 +1,8 @@
 """Virtual memory: reserve addresses, and map physical memory to them (``aclrtMapMem``).
 
-Virtual addresses begin behind the device memory. A copy or an operand must lie in one mapping: what spans two is
-refused, even if they touch.
+These calls go to the driver and need no current context (CANN runtime, its VMM calls).
+Virtual addresses lie behind the device memory, or before the null pointer if that leaves too few. A copy or an operand
+must lie in one mapping: what spans two is refused, even if they touch.
 """
 
 import dataclasses
@@ -13,7 +14,6 @@ from ascend_jax.runtime import layout, status
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.edge import Site, packed, stage, verb
 from ascend_jax.runtime.freed import note_freed
-from ascend_jax.runtime.handles import has_context
 from ascend_jax.runtime.heap import FAR, block_at, remove, row_at
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import (
@@ -24,11 +24,13 @@ from ascend_jax.runtime.layout import (
     Virtual,
     VirtualKind,
 )
-from ascend_jax.runtime.physical_memory import find_physical, is_mapped
-from ascend_jax.runtime.ranges import address, split_bytes
+from ascend_jax.runtime.memory.physical_memory import find_physical, is_mapped
+from ascend_jax.runtime.ranges import Range, address, split_bytes
+from ascend_jax.runtime.refusals import pointer_given, range_given, size_given
 from ascend_jax.runtime.rows import Number, get_row, put_if
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
+from ascend_jax.runtime.translation import virtual_span
 
 
 def _row(kind: VirtualKind, start: Number, size: Number, physical: Number = 0) -> jax.Array:
@@ -53,21 +55,20 @@ def _overlaps(card: CardState, kinds: tuple[VirtualKind, ...], start: Number, si
     return (jnp.isin(card.virtual[:, Virtual.KIND], jnp.array(kinds)) & is_met).any()
 
 
-@stage(changes=("virtual", "clock", "status"), reads=("chip", "hbm", "device", "contexts"))
+@stage(changes=("virtual", "clock", "status"), reads=("chip", "hbm"))
 def _reserve(card: CardState, request: jax.Array) -> tuple:
     whole, rest, site = request
     size = (whole + (rest > 0) + HUGE_PAGE - 1) & -HUGE_PAGE
-    base = (card.hbm.words[HeapWord.END] + HUGE_PAGE - 1) & -HUGE_PAGE
+    base, end = virtual_span(card.hbm.words[HeapWord.END])
     kinds = VirtualKind.RESERVATION, VirtualKind.SEGMENT
     is_reserved = jnp.isin(card.virtual[:, Virtual.KIND], jnp.array(kinds))
     ends = jnp.where(is_reserved, card.virtual[:, Virtual.START] + card.virtual[:, Virtual.SIZE], base)
     starts = jnp.append(ends, base)  # the lowest gap begins at the base or behind a reservation
     is_clear = jax.vmap(lambda start: ~_overlaps(card, kinds, start, size))(starts)
-    fits = is_clear & (starts >= base) & (size <= FAR - starts)
+    fits = is_clear & (starts >= base) & (size <= end - starts)
     start = jnp.where(fits, starts, FAR).min()
     has_row, row = _free_row(card)
     code = first_code(
-        (~has_context(card), Code.RT_CONTEXT_NULL),
         ((whole < 0) | (size <= 0), Code.INVALID_PARAM),
         (~has_row, Code.OBJECT_TABLE_FULL),
         (~fits.any(), Code.MEMORY_ALLOCATION),
@@ -75,7 +76,7 @@ def _reserve(card: CardState, request: jax.Array) -> tuple:
     ok = code == Code.SUCCESS
     virtual = put_if(ok, card.virtual, row, _row(VirtualKind.RESERVATION, start, size))
     card = spend(dataclasses.replace(card, virtual=virtual), card.chip["host_malloc_ns"])
-    return status.note(card, code, site), jnp.where(ok, start, layout.NULL)
+    return status.note(card, code, site, given=size_given(whole, rest)), jnp.where(ok, start, layout.NULL)
 
 
 @stage(changes=("virtual", "clock", "status"))
@@ -87,7 +88,7 @@ def _release(card: CardState, request: jax.Array) -> CardState:
     code = first_code((pointer == layout.NULL, Code.INVALID_PARAM), (~found | is_used, Code.RT_PARAM_INVALID))
     virtual = put_if(code == Code.SUCCESS, card.virtual, row, jnp.zeros(len(Virtual), jnp.int32))
     card = spend(dataclasses.replace(card, virtual=virtual), card.chip["host_free_ns"])
-    return status.note(card, code, site)
+    return status.note(card, code, site, given=pointer_given(pointer))
 
 
 @stage(changes=("virtual", "clock", "status"), reads=("chip", "hbm"))
@@ -107,7 +108,7 @@ def _map(card: CardState, request: jax.Array) -> CardState:
     )
     virtual = put_if(code == Code.SUCCESS, card.virtual, row, _row(VirtualKind.MAPPING, pointer, whole, handle))
     card = spend(dataclasses.replace(card, virtual=virtual), card.chip["host_malloc_ns"])
-    return status.note(card, code, site)
+    return status.note(card, code, site, given=range_given(Range(pointer, 0, whole, rest)))
 
 
 @stage(changes=("virtual", "hbm", "clock", "status", "freed"))
@@ -124,7 +125,7 @@ def _unmap(card: CardState, request: jax.Array) -> CardState:
     is_condemned = (entry[HeapEntry.FLAGS] & HeapFlag.CONDEMNED) != 0
     hbm = remove(card.hbm, block, is_last & is_condemned)
     card = spend(dataclasses.replace(card, hbm=hbm), card.chip["host_free_ns"])
-    return status.note(card, code, site)
+    return status.note(card, code, site, given=pointer_given(pointer))
 
 
 @verb
@@ -132,8 +133,8 @@ def reserve_mem_address(card: CardState, nbytes: Number, *, site: Site = None) -
     """Reserve virtual addresses, rounded up to 2 MiB; takes no memory (``aclrtReserveMemAddress``).
 
     Returns:
-      The card and the first address, 0 on failure. Status 107002 without a current context, 100000 for a size of 0 or
-      less, 207001 if the 128 GiB that addresses span are used up, 900005 if the card's ``max_mappings`` are.
+      The card and the first address, 0 on failure. Status 100000 for a size of 0 or less, 207001 if no run of
+      addresses is long enough, 900005 if the card's ``max_mappings`` are.
 
     >>> import ascend_jax as aj
     >>> card, address = aj.reserve_mem_address(aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=1 << 22), 8 << 20)

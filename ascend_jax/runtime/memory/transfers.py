@@ -16,30 +16,32 @@ from ascend_jax.runtime import layout
 from ascend_jax.runtime.advance import Goal
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, host_stream, operand_rows
-from ascend_jax.runtime.copies import check_range, find_queue, submit, transfer
 from ascend_jax.runtime.early import note_access
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.kernels import Argument, from_bytes, require_plain, to_bytes
 from ascend_jax.runtime.layout import Device, HeapWord, Kind
-from ascend_jax.runtime.ranges import Range, byte_range, is_empty
+from ascend_jax.runtime.memory.copies import find_queue, submit, transfer
+from ascend_jax.runtime.ranges import Range, byte_range, is_device, is_empty, is_host
+from ascend_jax.runtime.refusals import range_given
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing, last_code
 from ascend_jax.runtime.synchronize import look, make_room, settle
 from ascend_jax.runtime.translation import translate
+from ascend_jax.runtime.usable import check_range
 
 
 @stage
 def _queue_array(card: CardState, place: Range, to_device: bool | jax.Array, site: Number) -> tuple:
-    place, to_device = translate(card, place), jnp.asarray(to_device)
-    on_host = place.pointer < layout.NULL
+    given, place, to_device = range_given(place), translate(card, place), jnp.asarray(to_device)
+    on_host = is_host(place.pointer)
     code, slot = find_queue(card, layout.NONE, True)
     code = first_failing(code, first_code((on_host, Code.RT_PARAM_INVALID)), check_range(card, place))
     moving = transfer(card, place, on_host | ~to_device, on_host | to_device)
     command = Command(
         Kind.COPY, slot, operands=operand_rows(place), writes=to_device, reads=~to_device, has_effect=False, **moving
     )
-    return submit(card, command, code, is_empty(place), site, is_blocking=True)
+    return submit(card, command, code, is_empty(place), site, True, given=given)
 
 
 def move_array(card: CardState, place: Range, to_device: bool, site: Site) -> CardState:
@@ -144,11 +146,11 @@ def download(
 
 @stage(static=("is_write",))
 def _check_host(card: CardState, place: Range, site: Number, *, is_write: bool) -> tuple:
-    place = translate(card, place)
-    code = first_code((place.pointer > layout.NULL, Code.RT_PARAM_INVALID))
+    given, place = range_given(place), translate(card, place)
+    code = first_code((is_device(place.pointer), Code.RT_PARAM_INVALID))
     code = first_failing(code, check_range(card, place))
     card = note_access(card, place, site, is_write, code == Code.SUCCESS)
-    return answer(card, code, site, layout.NONE)
+    return answer(card, code, site, layout.NONE, given=given)
 
 
 @verb

@@ -8,15 +8,17 @@ import jax.numpy as jnp
 from ascend_jax.runtime import layout, status
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.edge import Site, packed, stage, verb
+from ascend_jax.runtime.handles import has_context
 from ascend_jax.runtime.heap import block_at, change, row_at
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import HeapEntry, HeapFlag
 from ascend_jax.runtime.ranges import address
+from ascend_jax.runtime.refusals import pointer_given
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 
 
-@stage(static=("is_pinned",), changes=("host", "clock", "status"))
+@stage(static=("is_pinned",), changes=("host", "clock", "status"), reads=("chip", "device", "contexts"))
 def _register(card: CardState, request: jax.Array, *, is_pinned: bool) -> tuple:
     pointer, site = request
     found, row = row_at(card.host, pointer)
@@ -26,11 +28,12 @@ def _register(card: CardState, request: jax.Array, *, is_pinned: bool) -> tuple:
     wrong = [(~found, Code.RT_PARAM_INVALID), (is_twice, Code.HOST_MEMORY_ALREADY_REGISTERED)]
     if not is_pinned:
         wrong = [(~found | ~is_registered, Code.HOST_MEMORY_NOT_REGISTERED)]
-    code = status.first_code((pointer == layout.NULL, Code.INVALID_PARAM), *wrong)
+    no_context = (~has_context(card), Code.RT_CONTEXT_NULL)
+    code = status.first_code((pointer == layout.NULL, Code.INVALID_PARAM), no_context, *wrong)
     ok = code == Code.SUCCESS
     host = change(card.host, row, {HeapEntry.FLAGS: flags ^ HeapFlag.REGISTERED}, ok)
     card = spend(dataclasses.replace(card, host=host), card.chip["host_malloc_ns"])
-    return status.note(card, code, site), jnp.where(ok, pointer, layout.NULL)
+    return status.note(card, code, site, given=pointer_given(pointer)), jnp.where(ok, pointer, layout.NULL)
 
 
 @verb
@@ -39,12 +42,16 @@ def host_register(card: CardState, pointer: Number, *, site: Site = None) -> tup
 
     Returns:
       The card and the address under which the device reaches the block, which is the same; 0 on failure. Status 100000
-      for the null pointer, 107000 for what is not the start of a host block, 507910 for one that is pinned already.
+      for the null pointer, 107002 without a current context, 107000 for what is not the start of a host block, 507910
+      for one that is pinned already.
     """
     return _register(card, packed(address(pointer), site), is_pinned=True)
 
 
 @verb
 def host_unregister(card: CardState, pointer: Number, *, site: Site = None) -> CardState:
-    """Make a registered block ordinary memory again (``aclrtHostUnregister``); 507911 for what is not registered."""
+    """Make a registered block ordinary memory again (``aclrtHostUnregister``); 507911 for what is not registered.
+
+    Otherwise status as :func:`host_register`.
+    """
     return _register(card, packed(address(pointer), site), is_pinned=False)[0]

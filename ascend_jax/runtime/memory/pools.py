@@ -30,7 +30,7 @@ from ascend_jax.runtime.layout import (
     Pool,
     Stream,
 )
-from ascend_jax.runtime.memory import allocate, new_entry
+from ascend_jax.runtime.memory.allocation import allocate, new_entry
 from ascend_jax.runtime.pool_blocks import (
     counted,
     find_pool,
@@ -47,6 +47,7 @@ from ascend_jax.runtime.pool_blocks import (
     without_surplus,
 )
 from ascend_jax.runtime.ranges import address, split_bytes
+from ascend_jax.runtime.refusals import GivenKind, pointer_given, size_given
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.shortages import with_request
 from ascend_jax.runtime.state import CardState, Heap
@@ -86,7 +87,9 @@ def _create(card: CardState, request: jax.Array) -> tuple:
     pools = put_if(ok, card.pools, slot, with_entries(jnp.zeros(len(Pool), jnp.int32), entry))
     card = counted(dataclasses.replace(card, hbm=hbm, pools=pools), slot, ok)
     card = spend(card, card.chip["host_malloc_ns"])
-    return status.note(card, code, site), jnp.where(ok, handle_of(slot, generation), layout.NONE)
+    kind = jnp.where((whole < 0) | (size > limit), GivenKind.SIZE, GivenKind.NOTHING)
+    card = status.note(card, code, site, given=size_given(whole, rest)._replace(kind=kind))
+    return card, jnp.where(ok, handle_of(slot, generation), layout.NONE)
 
 
 def _with_wait(
@@ -139,7 +142,7 @@ def _alloc(card: CardState, request: jax.Array, *, may_wait: bool) -> tuple:
     hbm = split(hbm, row, size, {column: facts[column] for column in columns}, ok & ~grows)
     card = counted(dataclasses.replace(card, hbm=hbm), pool_slot, ok)
     card = spend(card, jnp.where(grows, card.chip["host_malloc_ns"], card.chip["host_event_ns"]))
-    return status.note(card, code, site, stream), jnp.where(ok & ~grows, start, first)
+    return status.note(card, code, site, stream, given=size_given(whole, rest)), jnp.where(ok & ~grows, start, first)
 
 
 @stage
@@ -162,7 +165,8 @@ def _free(card: CardState, request: jax.Array) -> CardState:
     hbm = change(card.hbm, row, given | {HeapEntry.BORN: card.clock[Clock.ENQUEUED]}, ok)
     hbm = join(hbm, (hbm.blocks[HeapEntry.FLAGS] & HeapFlag.IDLE) != 0)
     card = counted(dataclasses.replace(card, hbm=hbm), pool_slot, ok)
-    return status.note(spend(card, card.chip["host_event_ns"]), code, site, stream)
+    card = spend(card, card.chip["host_event_ns"])
+    return status.note(card, code, site, stream, given=pointer_given(pointer))
 
 
 @stage
@@ -173,7 +177,8 @@ def _trim(card: CardState, request: jax.Array) -> CardState:
     ok = code == Code.SUCCESS
     card = settled(card, members(card, slot)[1] & ok)
     card = without_surplus(card, slot, whole + (rest > 0), ok)
-    return answer(spend(card, card.chip["host_free_ns"]), code, site, layout.NONE)[0]
+    card = spend(card, card.chip["host_free_ns"])
+    return answer(card, code, site, layout.NONE, given=size_given(whole, rest))[0]
 
 
 @stage
@@ -183,7 +188,8 @@ def _set_threshold(card: CardState, request: jax.Array) -> CardState:
     code = first_failing(code, first_code((whole < 0, Code.INVALID_PARAM)))
     entry = with_entries(get_row(card.pools, slot), {Pool.THRESHOLD: in_pages(whole, rest)})
     pools = put_if(code == Code.SUCCESS, card.pools, slot, entry)
-    return answer(dataclasses.replace(card, pools=pools), code, site, layout.NONE)[0]
+    card = dataclasses.replace(card, pools=pools)
+    return answer(card, code, site, layout.NONE, given=size_given(whole, rest))[0]
 
 
 @stage

@@ -11,12 +11,12 @@ from types import MappingProxyType
 import numpy as np
 
 from ascend_jax.runtime.codes import AscendError, Code
-from ascend_jax.runtime.layout import Freed, HeapEntry, HeapWord
-from ascend_jax.runtime.memory import is_live
+from ascend_jax.runtime.handles import has_context
+from ascend_jax.runtime.layout import HeapEntry, HeapWord
 from ascend_jax.runtime.ranges import address, byte_range
-from ascend_jax.runtime.rows import latest
 from ascend_jax.runtime.state import CardState, require_single
 from ascend_jax.runtime.translation import translate
+from ascend_jax.runtime.usable import is_live
 
 KEY_CHARACTERS = 65  # length of a key with its final zero (CANN, aclrtIpcMemGetExportKey)
 
@@ -28,8 +28,7 @@ class Export:
     pointer: int
     nbytes: int
     checks_pid: bool
-    born: tuple[int, ...]  # facts of its block, to know it again ...
-    frees: int  # ... and frees of the card before: a later block may have the same facts
+    block: tuple[int, ...]  # its facts, the number of its allocation among them: no later one has the same
     pids: frozenset[int] = frozenset()  # that may import it
     importers: frozenset[int] = frozenset()  # that have
 
@@ -55,23 +54,20 @@ def _find(shared: IpcExports, key: str) -> Export:
     return shared.exports[key]
 
 
+def _require_context(card: CardState) -> None:
+    require_single(card)
+    if not bool(has_context(card)):
+        raise AscendError(Code.RT_CONTEXT_NULL, "the calling thread has no current context")
+
+
 def _block_of(card: CardState, pointer: int, nbytes: int) -> tuple[int, ...] | None:
     """Return the facts of the live block that begins at ``pointer`` and holds the bytes, or None."""
-    require_single(card)
     start = int(address(pointer))
     blocks = np.asarray(card.hbm.blocks)[:, : int(card.hbm.words[HeapWord.COUNT])]
     (columns,) = np.nonzero(blocks[HeapEntry.START] == start)
     if not len(columns) or not bool(is_live(card, translate(card, byte_range(start, 0, nbytes)))):
         return None
     return tuple(blocks[:, columns[0]].tolist())
-
-
-def _was_freed(card: CardState, export: Export) -> bool:
-    """Return whether the block is among the latest frees, of those after the export."""
-    freed = np.asarray(card.freed)
-    later = int(freed[-1, 0]) - export.frees
-    starts = latest(freed)[:, Freed.START]
-    return later < 0 or bool((starts[max(0, len(starts) - later) :] == export.pointer).any())
 
 
 def ipc_export(
@@ -87,16 +83,18 @@ def ipc_export(
       checks_pid: Whether only processes named to :func:`ipc_allow` may import it (flag 0), or all (flag 1).
 
     Raises:
-      AscendError: 100000 for the null pointer or no bytes; 107000 for what is no start of a device block or too long.
+      AscendError: 100000 for the null pointer or no bytes; 107002 without a current context; 107000 for what is no
+        start of a device block or too long.
     """
     if pointer == 0 or nbytes <= 0:
         raise AscendError(Code.INVALID_PARAM, f"pointer {pointer}, {nbytes} bytes")
-    born = _block_of(card, pointer, nbytes)
-    if born is None:
+    _require_context(card)
+    block = _block_of(card, pointer, nbytes)
+    if block is None:
         raise AscendError(Code.RT_PARAM_INVALID, f"{nbytes} bytes at pointer {pointer} are no part of a device block")
     key = f"{shared.made:08x}{int(pointer):08x}{nbytes:016x}".ljust(KEY_CHARACTERS - 1, "0")
     shared = dataclasses.replace(shared, made=shared.made + 1)
-    return _with(shared, key, Export(int(pointer), nbytes, checks_pid, born, int(card.freed[-1, 0]))), key
+    return _with(shared, key, Export(int(pointer), nbytes, checks_pid, block)), key
 
 
 def ipc_allow(shared: IpcExports, key: str, pids: Iterable[int]) -> IpcExports:
@@ -109,11 +107,12 @@ def ipc_import(shared: IpcExports, card: CardState, key: str, pid: int) -> tuple
     """Import a range in process ``pid`` and return its pointer (``aclrtIpcMemImportByKey``).
 
     Raises:
-      AscendError: 107000 for an unknown key, a second import or memory that was freed since it was exported, 207006 for
-        a process that was not allowed.
+      AscendError: 107002 without a current context, 107000 for an unknown key, a second import or memory that was freed
+        since it was exported, 207006 for a process that was not allowed.
     """
+    _require_context(card)
     export = _find(shared, key)
-    if _block_of(card, export.pointer, export.nbytes) != export.born or _was_freed(card, export):
+    if _block_of(card, export.pointer, export.nbytes) != export.block:
         raise AscendError(Code.RT_PARAM_INVALID, f"pointer {export.pointer} was freed after it was exported")
     if export.checks_pid and pid not in export.pids:
         raise AscendError(Code.NO_PERMISSION, f"process {pid} is not among {sorted(export.pids)}")
