@@ -26,13 +26,13 @@ TIES = {
     "host_launch_ns": 10, "host_copy_enqueue_ns": 10, "host_copy_sync_ns": 20, "host_malloc_ns": 10, "host_free_ns": 10,
     "host_stream_create_ns": 10, "host_event_ns": 10, "host_sync_ns": 10, "host_op_prepare_ns": 10,
     "copy_latency_ns": 20, "h2d_bytes_per_s": 1e9, "d2h_bytes_per_s": 2e9, "d2d_bytes_per_s": 4e9,
-    "hbm_bytes_per_s": 16e9, "l2_bytes_per_s": 32e9, "has_priorities": 1,
+    "hbm_bytes_per_s": 16e9, "l2_bytes_per_s": 32e9, "has_priorities": 1, "has_counting_notifies": 1,
 }  # fmt: skip
 ODD = TIES | {
     "host_launch_ns": 4507, "host_copy_enqueue_ns": 3203, "host_copy_sync_ns": 12_007,
     "host_event_ns": 2953, "host_sync_ns": 2609, "copy_latency_ns": 5003,
     "h2d_bytes_per_s": 5e8, "d2h_bytes_per_s": 2.5e8, "d2d_bytes_per_s": 1e9,
-    "hbm_bytes_per_s": 1e9, "l2_bytes_per_s": 3e9, "has_priorities": 0,
+    "hbm_bytes_per_s": 1e9, "l2_bytes_per_s": 3e9, "has_priorities": 0, "has_counting_notifies": 0,
 }  # fmt: skip
 SHEETS = {"ties": TIES, "odd": ODD}
 

@@ -41,7 +41,7 @@ class MarkCalls(StreamCalls):
         name = "notify" if kind in NOTIFIES else "event"
         free = [slot for slot in slots.free() if kind in ("plain", "ex") or not self.is_busy(self.cell(name, slot))]
         room = len(slots.live) < self.fields[limit]
-        code = self.has_context() or (SUCCESS if is_known else RT_PARAM_INVALID)
+        code = self._missing(kind) or self.has_context() or (SUCCESS if is_known else RT_PARAM_INVALID)
         if self.answer(code or (SUCCESS if free and room else full)):
             return NOBODY
         slots.live[free[0]] = Event(free[0], self.context, kind, flags)
@@ -72,6 +72,7 @@ class MarkCalls(StreamCalls):
 
     def _find_kind(self, slots: Slots, handle: int, kind: str) -> tuple[int, Event | None]:
         code, event = self.find_event(slots, handle)
+        code = self._missing(kind) or code
         return code or (RT_PARAM_INVALID if kind and event.kind != kind else SUCCESS), event
 
     def _find_both(
@@ -81,7 +82,11 @@ class MarkCalls(StreamCalls):
         wrong, event = self._find_kind(slots, handle, kind)
         if not (code or wrong) and event.kind not in NOTIFIES and event.flags & DEVICE_ONLY:
             wrong = RT_PARAM_INVALID
-        return code or wrong, event, stream
+        return self._missing(kind) or code or wrong, event, stream
+
+    def _missing(self, kind: str) -> int:
+        """Only some products have counting notifies; the others refuse their calls whatever else is wrong."""
+        return NOT_SUPPORTED if kind == "counting" and not self.fields["has_counting_notifies"] else SUCCESS
 
     def record_event(self, handle: int, stream_handle: int) -> None:
         self.make_room(stream_handle)
