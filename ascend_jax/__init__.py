@@ -47,7 +47,6 @@ from ascend_jax.runtime.caching_state import CachingAllocator
 from ascend_jax.runtime.caching_workspace import cache_workspace
 from ascend_jax.runtime.callbacks import (
     launch_callback,
-    launch_host_func,
     process_report,
     subscribe_report,
     unsubscribe_report,
@@ -109,6 +108,7 @@ from ascend_jax.runtime.execute import execute_program
 from ascend_jax.runtime.faults import inject_fault
 from ascend_jax.runtime.freed import FreedInUse, freed_in_use
 from ascend_jax.runtime.host import host_time_ns, host_work
+from ascend_jax.runtime.host_functions import launch_host_func
 from ascend_jax.runtime.host_registration import host_register, host_unregister
 from ascend_jax.runtime.ipc import IpcExports, ipc_allow, ipc_close, ipc_export, ipc_import
 from ascend_jax.runtime.kernels import Cost, kernel_cost

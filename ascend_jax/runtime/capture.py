@@ -17,9 +17,9 @@ from ascend_jax.runtime.capture_rules import CaptureMode
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import answer, refusal, row_of
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
-from ascend_jax.runtime.handles import find_stream
+from ascend_jax.runtime.handles import find_stream, thread_cell
 from ascend_jax.runtime.host import spend
-from ascend_jax.runtime.layout import NONE, Capture, Context, Device, Event, Field, Phase, Stream, Thread, Time
+from ascend_jax.runtime.layout import NONE, Capture, Context, Device, Event, Field, Kind, Phase, Stream, Thread, Time
 from ascend_jax.runtime.program import Program, is_joined, nothing, numbered, trimmed
 from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, put_row, with_entries
 from ascend_jax.runtime.state import CardState
@@ -137,12 +137,18 @@ def _recording(card: CardState, slot: jax.Array) -> Recording:
         Field.DEPENDS: jnp.where(is_inside, get_rows(number_of, target), NONE),
         Field.FAULT: 0,  # a failure was planned for the command that did not run
         Field.REACH: 0,
-        Field.THREAD: 0,
+        Field.THREAD: _server(card, fields),
     }
     fields = jnp.where(mine[:, None], with_entries(fields, columns), nothing(1, rows))
     operands = jnp.where(mine[:, None, None], get_rows(card.table.operands, order), 0)
     is_torn = (mine & (depends != NONE) & ~is_inside).any()
     return Recording(numbered(fields), operands, is_mine, streams, is_torn)
+
+
+def _server(card: CardState, fields: jax.Array) -> jax.Array:
+    """Return which host thread a callback is handed to, 0 for other commands; int32 [...] of [..., FIELDS]."""
+    is_callback = fields[..., Field.KIND] == Kind.CALLBACK
+    return jnp.where(is_callback, fields[..., Field.CELL] - thread_cell(card, 0), 0)
 
 
 def _in_order(fields: jax.Array, is_wanted: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ascend_jax.runtime import layout
-from ascend_jax.runtime.commands import is_pending
+from ascend_jax.runtime.commands import is_owed, is_pending
 from ascend_jax.runtime.handles import master_of, vacate
 from ascend_jax.runtime.layout import Clock, Effect, Field, Phase, Stream, Time
 from ascend_jax.runtime.rows import Number, get_rows, with_entries
@@ -56,12 +56,19 @@ def fresh_stream(card: CardState) -> dict[Stream, Number]:
     return {**layout.FRESH_HEAD, **layout.NAMELESS, **rows}
 
 
+def give_up_callbacks(card: CardState, is_gone: jax.Array) -> CardState:
+    """Return ``card`` with callbacks (bool [N + 1], rows) that nobody will run any more."""
+    effects = jnp.where(is_gone & is_owed(card.table.fields, card.table.effects), Effect.PUBLISHED, card.table.effects)
+    return dataclasses.replace(card, table=dataclasses.replace(card.table, effects=effects))
+
+
 def remove_streams(card: CardState, is_gone: jax.Array) -> CardState:
     """Return ``card`` without some streams (bool [S + 1]); what they hold is dropped, captured commands included."""
     is_gone |= get_rows(is_gone, master_of(card.streams))
     card = drop(card, is_gone)
     is_captured = card.table.times[:, Time.PHASE] == Phase.CAPTURED
-    card = _drop_rows(card, is_captured & get_rows(is_gone, card.table.fields[:, Field.STREAM]))
+    is_mine = get_rows(is_gone, card.table.fields[:, Field.STREAM])
+    card = give_up_callbacks(_drop_rows(card, is_captured & is_mine), is_mine)
     first = card.events.shape[0] + card.values.shape[0]  # the streams' cells count callbacks
     counted = jnp.where(is_gone[:, None], 0, card.cells[first : first + card.streams.shape[0]])
     cells = lax.dynamic_update_slice(card.cells, counted, (first, 0))

@@ -11,7 +11,7 @@ from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import answer, is_pending, planned_fault, refusal, row_of, taken_rows
 from ascend_jax.runtime.drops import fresh_stream
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
-from ascend_jax.runtime.handles import find_stream
+from ascend_jax.runtime.handles import find_stream, find_thread, stream_cell, thread_cell
 from ascend_jax.runtime.host import host_now, spend
 from ascend_jax.runtime.launch import load_kernel
 from ascend_jax.runtime.layout import (
@@ -55,8 +55,7 @@ def _append(card: CardState, program: Program, kernel_of: jax.Array, stream: Num
     code, slot = find_stream(card, stream)
     place, place_code = _place(card, program, slot)
     is_captured = get_row(card.streams, slot)[Stream.CAPTURE] != Capture.NONE
-    has_callback = jnp.isin(program.fields[:, Field.KIND], jnp.array([Kind.CALLBACK, Kind.CALLBACK_WAIT])).any()
-    rules = first_code((is_captured, Code.RT_STREAM_CAPTURED), (has_callback, Code.FEATURE_NOT_SUPPORT))
+    rules = first_code((is_captured, Code.RT_STREAM_CAPTURED), (_is_unserved(card, program), Code.RT_STREAM_NO_CB_REG))
     code = first_failing(code, rules, refusal(card, slot), place_code)
     ok = code == Code.SUCCESS
     table = _written(card, _on_card(card, program, place, kernel_of), program.operands, place, ok)
@@ -64,6 +63,12 @@ def _append(card: CardState, program: Program, kernel_of: jax.Array, stream: Num
     words = {Clock.ENQUEUED: card.clock[Clock.ENQUEUED] + jnp.where(ok, place.commands, 0)}
     card = dataclasses.replace(card, table=table, streams=streams, clock=with_entries(card.clock, words))
     return answer(card, code, site, stream)[0]
+
+
+def _is_unserved(card: CardState, program: Program) -> jax.Array:
+    """Return whether a callback is for a host thread that the card does not have."""
+    is_alive, _ = jax.vmap(find_thread, (None, 0))(card, program.fields[:, Field.THREAD])
+    return ((program.fields[:, Field.KIND] == Kind.CALLBACK) & ~is_alive).any()
 
 
 def _place(card: CardState, program: Program, slot: jax.Array) -> tuple[Place, jax.Array]:
@@ -129,6 +134,7 @@ def _on_card(card: CardState, program: Program, place: Place, kernel_of: jax.Arr
     fault = jax.vmap(planned_fault, (None, 0))(card, sequence)
     is_planned = fault[:, Fault.CODE] != Code.SUCCESS
     columns: dict[Any, Number] = {
+        **_callback_fields(card, fields, get_rows(place.slot, stream), sequence),
         Field.STREAM: get_rows(place.slot, stream),
         Field.SEQUENCE: sequence,
         Field.NEXT: jnp.where(
@@ -148,11 +154,23 @@ def _on_card(card: CardState, program: Program, place: Place, kernel_of: jax.Arr
     return with_entries(fields, columns)
 
 
+def _callback_fields(card: CardState, fields: jax.Array, slot: jax.Array, sequence: jax.Array) -> dict[Any, jax.Array]:
+    """Return what callbacks and waits for them are on this card; a wait comes right after its callback."""
+    kind = fields[:, Field.KIND]
+    is_callback, is_wait = kind == Kind.CALLBACK, kind == Kind.CALLBACK_WAIT
+    cell = jnp.where(is_callback, thread_cell(card, fields[:, Field.THREAD]), fields[:, Field.CELL])
+    return {
+        Field.CELL: jnp.where(is_wait, stream_cell(card, slot), cell),
+        Field.VALUE_LO: jnp.where(is_wait, sequence, fields[:, Field.VALUE_LO]),
+    }
+
+
 def _written(card: CardState, fields: jax.Array, operands: jax.Array, place: Place, ok: jax.Array) -> CommandTable:
     """Return the table with the program's commands in it, if that is wanted."""
     kind = fields[:, Field.KIND]
-    moves = jnp.isin(kind, jnp.array([*TASKS, Kind.VALUE_WRITE])) & card.has_values
+    moves = jnp.isin(kind, jnp.array([*TASKS, Kind.VALUE_WRITE])) & card.has_values & (kind != Kind.HOST_FUNC)
     moves &= (kind != Kind.KERNEL) | (fields[:, Field.KERNEL] != NONE)
+    moves |= kind == Kind.CALLBACK  # not run yet
     queued = with_entries(jnp.zeros((fields.shape[0], len(Time)), jnp.int32), {Time.PHASE: Phase.QUEUED})
     effects = jnp.where(moves, Effect.NONE, Effect.PUBLISHED).astype(jnp.int32)
     number = jnp.minimum(place.number, fields.shape[0] - 1)
@@ -218,14 +236,15 @@ def execute_program(card: CardState, program: Program, stream: Number, *, site: 
     It takes the host as long as one launch. Stream 0 of the program becomes ``stream``; its other streams are hidden
     ones in free slots of the card, which are free again when the host has seen them empty. The program begins after
     what is in ``stream`` and what comes later in ``stream`` waits for all of it. Failures planned for the numbers that
-    its commands get apply; a failure in a hidden stream is one of ``stream``.
+    its commands get apply; a failure in a hidden stream is one of ``stream``. A callback is handed to the host thread
+    that served its stream when it was captured.
 
     Under ``jit`` the program is one argument like others; pad programs to one number of rows to share a compilation.
 
     Returns:
-      The card. Status 107002 and 107003 as every stream call, 107027 while the stream is captured, 207000 for a program
-      with callbacks, 207005 if there are not enough free streams, 900001 if the table has too few rows (outside
-      ``jit`` the host first blocks until enough commands have finished).
+      The card. Status 107002 and 107003 as every stream call, 107027 while the stream is captured, 107015 for a program
+      with a callback for a host thread that is not there, 207005 if there are not enough free streams, 900001 if the
+      table has too few rows (outside ``jit`` the host first blocks until enough commands have finished).
 
     Raises:
       ValueError: The program is a batch.
