@@ -6,6 +6,9 @@ A *verb* is what people call; it captures the call site. A *stage* is one compil
 
 import dataclasses
 import functools
+import inspect
+import itertools
+import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,13 +26,41 @@ Site = int | jax.Array | None  # a call site; None until `verb` fills it in
 
 
 def verb(function: F) -> F:
-    """Pass the caller's site to ``function`` as ``site`` unless one is given."""
+    """Pass the caller's site to ``function`` as ``site`` unless one is given; refuse numbers that are not whole.
+
+    A parameter that is declared as ``Number`` (or ``Number | None``) is a handle, a count, a flag or a time in whole
+    units: a float or a bool there is a TypeError, whatever it would round to.
+    """
+    parameters = inspect.signature(function).parameters
+    names, whole = tuple(parameters), {name for name, one in parameters.items() if _is_number(one.annotation)}
 
     @functools.wraps(function)
     def call(*args: Any, site: Any = None, **options: Any) -> Any:
+        for name, value in itertools.chain(zip(names, args, strict=False), options.items()):
+            if type(value) is not int and value is not None and name in whole:
+                require_whole(**{name: value})
         return function(*args, site=callsite.here() if site is None else site, **options)
 
     return call  # type: ignore[return-value]
+
+
+def _is_number(annotation: Any) -> bool:
+    return set(typing.get_args(annotation)) - {type(None)} == {int, jax.Array}
+
+
+def require_whole(**numbers: Any) -> None:
+    """Refuse what counts nothing and names nothing.
+
+    Raises:
+      TypeError: A number is a bool or has a fraction.
+    """
+    for name, number in numbers.items():
+        if isinstance(number, int | np.integer) and not isinstance(number, bool):
+            continue
+        kind = getattr(number, "dtype", None) or jnp.result_type(number)
+        if not jnp.issubdtype(kind, np.integer):
+            given = f"of type {kind}" if isinstance(number, jax.core.Tracer) else f"= {number!r}"
+            raise TypeError(f"{name} {given}: must be a whole number")
 
 
 _EAGER = get_opaque_trace_state()

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, enqueue
-from ascend_jax.runtime.edge import Site, stage, verb
+from ascend_jax.runtime.edge import Site, require_whole, stage, verb
 from ascend_jax.runtime.event_slots import is_missing, put_back, take
 from ascend_jax.runtime.handles import find_notify, find_stream
 from ascend_jax.runtime.host import spend
@@ -161,6 +161,8 @@ def notify_batch_reset(card: CardState, notifies: Sequence[Number], *, site: Sit
 
     Status 107000 for no notify at all, or if any is unknown; then none is cleared.
     """
+    for notify in notifies:
+        require_whole(notify=notify)
     return _batch_reset(look(card, site), tuple(notifies), site)
 
 
