@@ -29,3 +29,9 @@ def two_streams() -> aj.CardState:
         assert int(handle) == stream
     assert (int(pointer), aj.host_time_ns(card)) == (HBM, 30)
     return card
+
+
+@pytest.fixture
+def kit(kits: dict[str, host_programs.Kit]) -> host_programs.Kit:
+    """The card on which times are round."""
+    return kits["ties"]
