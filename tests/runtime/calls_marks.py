@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from tests.runtime.calls_streams import EXTERNAL, StreamCalls
 from tests.runtime.machine import (
+    EVENT_CAPTURED,
     INVALID_PARAM,
     NOBODY,
     OBJECTS_FULL,
@@ -19,6 +20,7 @@ from tests.runtime.scheduler import WORD
 
 NOT_SUPPORTED, NO_EVENT, NO_NOTIFY, UNALIGNED = 207000, 207007, 207009, 107008
 IS_SERVED, NOT_SERVED_HERE, NOBODY_SERVES, REPORT_TIMEOUT = 107011, 107012, 107015, 507012
+NO_DEPENDENCY, JOINS_DEFAULT = 107024, 107031
 SYNC, TIME_LINE, PROGRESS, DEVICE_ONLY, IPC = 0x01, 0x08, 0x02, 0x10, 0x40
 CONDITIONS = ("GE", "EQ", "AND", "NOR")
 NOTIFIES = ("notify", "counting")
@@ -92,6 +94,7 @@ class MarkCalls(StreamCalls):
         self.make_room(stream_handle)
         self.spend("host_event_ns")
         code, event, stream = self._find_both(self.events, handle, stream_handle)
+        code = code or self._barred(stream, event)
         if not code:
             cell = {"cell": self._cell_of(event), "effect": "SET", "value2": 1} if event.kind == "flag" else {}
             code, job = self.enqueue("event record", stream.slot, handle=handle, **cell)
@@ -104,6 +107,7 @@ class MarkCalls(StreamCalls):
         code, event, stream = self._find_both(self.events, handle, stream_handle)
         if not code and not (event.kind == "flag" and event.flags & (SYNC | EXTERNAL | IPC)):
             code = NOT_SUPPORTED
+        code = code or self._barred(stream, event)
         if not code:
             code, _ = self.enqueue("event reset", stream.slot, handle=handle, cell=self._cell_of(event), effect="SET")
         self.answer(code)
@@ -116,7 +120,7 @@ class MarkCalls(StreamCalls):
             code = NOT_SUPPORTED
         if not code and event.kind == "plain" and event.record is None:
             code = RT_PARAM_INVALID
-        code = code or self.refusal(stream.slot)
+        code = code or self._barred(stream, event) or self._join_refused(stream, event) or self.refusal(stream.slot)
         record = None if code or event.kind == "flag" else event.record
         is_kept = record is not None and record.sequence >= len(self.jobs) - self.rows
         if is_kept and record.stream == stream.slot:  # in its own stream that is behind it anyway
@@ -128,8 +132,26 @@ class MarkCalls(StreamCalls):
             if event.kind == "flag":
                 what = {"cell": self._cell_of(event), "condition": "GE", "value": 1}
             timeout = self.wait_timeout if timeout_s is None else min(timeout_s, MOST_S) * 10**9
+            before = stream.capture
+            if record is not None and record.is_captured:
+                stream.capture = self.streams.live[record.stream].capture
             code, _ = self.enqueue("event wait", stream.slot, handle=handle, timeout=timeout, **what)
+            stream.capture = before if code else stream.capture
         self.answer(code)
+
+    @staticmethod
+    def _barred(stream: Stream, event: Event) -> int:
+        """A captured stream takes Ex events and EXTERNAL ones only."""
+        is_fit = (event.kind == "ex" and event.flags != IPC) or event.flags == EXTERNAL
+        return NOT_SUPPORTED if stream.capture and not is_fit else SUCCESS
+
+    def _join_refused(self, stream: Stream, event: Event) -> int:
+        """A default stream cannot join a capture, and a captured one not wait for what is not captured."""
+        if event.kind == "flag" or event.record is None:
+            return SUCCESS
+        if event.is_captured and not stream.capture and stream.slot == self.contexts.live[self.context]:
+            return JOINS_DEFAULT
+        return NO_DEPENDENCY if stream.capture and not event.is_captured else SUCCESS
 
     @staticmethod
     def _wrong_seconds(timeout_s: int) -> int:
@@ -152,7 +174,7 @@ class MarkCalls(StreamCalls):
         """0: nobody waits for it any more."""
         code, _ = self._asked(handle, bars_ex=True)
         waits = (job for job in self.jobs if job.kind == "event wait" and job.handle == handle)
-        return NOBODY if self.answer(code) else int(any(job.is_open for job in waits))
+        return NOBODY if self.answer(code) else int(any(job.is_queued for job in waits))
 
     def _asked(self, handle: int, *, bars_ex: bool) -> tuple[int, Event | None]:
         self.spend("host_sync_ns")
@@ -160,11 +182,12 @@ class MarkCalls(StreamCalls):
         code, event = self.find_event(self.events, handle)
         code = code or self.scheduler.device_error
         is_barred = not code and (event.flags == EXTERNAL or (bars_ex and event.kind == "ex"))
-        return code or (NOT_SUPPORTED if is_barred else SUCCESS), event
+        code = code or (NOT_SUPPORTED if is_barred else EVENT_CAPTURED if event.is_captured else SUCCESS)
+        return code, event
 
     @staticmethod
     def _is_unfinished(event: Event) -> bool:
-        return event.record is not None and event.record.is_open
+        return event.record is not None and event.record.is_queued
 
     def record_notify(self, handle: int, stream_handle: int) -> None:
         self.make_room(stream_handle)
@@ -251,7 +274,7 @@ class MarkCalls(StreamCalls):
         self.spend("host_event_ns")
         if not code:
             cell = self.cell("value", address)
-            code, _ = self.enqueue(kind, stream.slot, cell=cell, **look)
+            code, _ = self.enqueue(kind, stream.slot, cell=cell, address=address, **look)
             if not code:
                 self.values[address] = cell
                 if is_idle:
@@ -284,13 +307,13 @@ class MarkCalls(StreamCalls):
             code = IS_SERVED if stream.reporter < 0 else NOT_SERVED_HERE
         if self.answer(code) == SUCCESS:
             stream.reporter = NOBODY
-            self.lose_callbacks(stream.slot)
+            self.lose_callbacks(stream.slot, thread)
 
     def launch_callback(self, handle: int, number: int, *, is_blocking: bool) -> None:
         self.make_room(handle)
         self.spend("host_event_ns")
         code, stream = self.find_stream(handle)
-        code = code or (NOBODY_SERVES if stream.reporter < 0 else SUCCESS)
+        code = code or (RT_PARAM_INVALID if number < 0 else NOBODY_SERVES if stream.reporter < 0 else SUCCESS)
         if not code:
             whose = {"handle": number, "thread": stream.reporter, "has_run": False}
             code, job = self.enqueue("callback", stream.slot, **whose)
@@ -306,7 +329,7 @@ class MarkCalls(StreamCalls):
         self.make_room(handle)
         self.spend("host_event_ns")
         code, stream = self.find_stream(handle)
-        code = code or (SUCCESS if stream.reporter < 0 else IS_SERVED)
+        code = code or (RT_PARAM_INVALID if number < 0 else SUCCESS if stream.reporter < 0 else IS_SERVED)
         if not code:
             code, _ = self.enqueue("host function", stream.slot, handle=number, block=max(1, duration_ns), blocks=1)
             stream.reporter = stream.reporter if code else RUNTIME
@@ -316,8 +339,7 @@ class MarkCalls(StreamCalls):
         """Return the number of the callback that was run."""
         self.spend("host_sync_ns")
         wrong, timeout = self._timeout(timeout_ms)
-        serves = any(stream.reporter == self.thread for stream in self.streams.live.values())
-        code = INVALID_PARAM if wrong else SUCCESS if serves else NOT_SERVED_HERE
+        code = INVALID_PARAM if wrong else SUCCESS if self.serves(self.thread) else NOT_SERVED_HERE
         if self.answer(code) == SUCCESS:
             self.overrule(self.settle(lambda: bool(self._due()), timeout_ns=timeout, expired=REPORT_TIMEOUT))
         due = self._due()

@@ -101,7 +101,7 @@ class MemoryCalls(Machine):
     def _find_queue(self, handle: int | None) -> tuple[int, int]:
         """Return (code, slot): a blocking call runs on the host's own stream."""
         if handle is None:
-            return self.has_context(), self.host_stream
+            return self.has_context() or self.bars_blocking(), self.host_stream
         code, stream = self.find_stream(handle)
         return code, stream.slot if stream else NOBODY
 

@@ -10,6 +10,7 @@ from typing import Any
 from tests.runtime.pages import GRANULE, HBM_FIRST, HOST_FIRST, Pages
 from tests.runtime.scheduler import POOL, Command, Scheduler
 
+STREAM_CAPTURED, EVENT_CAPTURED, CAPTURE_FORBIDS = 107027, 107028, 107030
 SUCCESS, INVALID_PARAM, RT_PARAM_INVALID, NO_CONTEXT, BAD_STREAM = 0, 100000, 107000, 107002, 107003
 WAIT_TIMEOUT, STREAM_ABORT, STREAM_TIMEOUT = 107019, 107023, 507046
 TABLE_FULL, NO_BYTES, DEADLOCK, OBJECTS_FULL = 900001, 900002, 900003, 900005
@@ -28,11 +29,29 @@ class Job(Command):
     handle: int = -1  # event or notify concerned, or the number of a callback
     thread: int = -1  # that runs this callback
     has_run: bool = True
+    address: int = -1  # of the value concerned
+    is_captured: bool = False  # recorded, and not run
+    is_erased: bool = False  # it was recorded, and the capture is over
 
     @property
     def is_open(self) -> bool:
+        """Whether it holds its row and its cell: it may still happen, or is recorded."""
+        return self.end < 0 and not self.dropped and not self.is_erased
+
+    @property
+    def is_queued(self) -> bool:
         """Whether it may still happen."""
-        return self.end < 0 and not self.dropped
+        return self.is_open and not self.is_captured
+
+
+@dataclasses.dataclass(eq=False)
+class Capture:
+    """What is recorded since a begin."""
+
+    origin: int  # slot
+    mode: int
+    thread: int
+    jobs: list[Job] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(eq=False)
@@ -44,6 +63,8 @@ class Stream:
     priority: int = 0
     flags: int = 0
     reporter: int = NOBODY  # a thread, or RUNTIME
+    capture: Capture | None = None
+    master: int = NOBODY  # slot of the stream for which it runs a side of a program
 
 
 @dataclasses.dataclass(eq=False)
@@ -56,6 +77,11 @@ class Event:
     flags: int
     record: Job | None = None
 
+    @property
+    def is_captured(self) -> bool:
+        """Whether the latest record belongs to a capture."""
+        return self.record is not None and self.record.is_captured
+
 
 @dataclasses.dataclass(eq=False)
 class Thread:
@@ -63,6 +89,7 @@ class Thread:
 
     host: int
     context: int = NOBODY
+    capture_mode: int = 0
 
 
 class Slots:
@@ -189,7 +216,7 @@ class Machine:
             return NO_CONTEXT, None
         default = self.streams.live[self.contexts.live[self.context]]
         stream = default if handle == 0 else self.streams.find(handle)
-        is_mine = stream is not None and stream.context == self.context
+        is_mine = stream is not None and stream.context == self.context and stream.master == NOBODY
         return (SUCCESS, stream) if is_mine else (BAD_STREAM, None)
 
     def find_event(self, slots: Slots, handle: int) -> tuple[int, Event | None]:
@@ -206,6 +233,26 @@ class Machine:
     def is_busy(self, cell: int) -> bool:
         """Whether a command that may still happen looks at the cell or will change it."""
         return any(job.is_open and job.cell == cell for job in self.jobs)
+
+    def forget_capture(self, capture: Capture) -> None:
+        """A capture is over: its streams are free, its events as if never recorded, its rows empty."""
+        for stream in self.streams.live.values():
+            stream.capture = None if stream.capture is capture else stream.capture
+        for slots in (self.events, self.notifies):
+            for event in slots.live.values():
+                event.record = None if event.record in capture.jobs else event.record
+        for job in capture.jobs:
+            job.is_captured, job.is_erased, job.has_run = False, True, True
+
+    def bars_blocking(self) -> int:
+        """Return why this thread may not copy or fill and wait for it now."""
+        own = self.threads[self.thread].capture_mode
+        captures = {id(stream.capture): stream.capture for stream in self.streams.live.values() if stream.capture}
+        for capture in captures.values():
+            is_mine = capture.thread == self.thread
+            if 2 not in (own, capture.mode) and (is_mine or (own == 0 and capture.mode == 0)):
+                return CAPTURE_FORBIDS
+        return SUCCESS
 
     # time -------------------------------------------------------------------------------------------------------
 
@@ -256,6 +303,8 @@ class Machine:
         if not self.waits_for_room:
             return
         blocker = self._row_taken_by()
+        if blocker is not None and blocker.is_captured:
+            blocker = None  # waiting does not free it
         code, stream = self.find_stream(handle)
         if blocker is None and code == SUCCESS:
             queue = self.scheduler.queues[stream.slot]
@@ -269,10 +318,16 @@ class Machine:
         old = self.jobs[-self.rows] if len(self.jobs) >= self.rows else None
         return old if old is not None and (old.is_open or not (old.has_run or old.dropped)) else None
 
-    def lose_callbacks(self, slot: int) -> None:
-        """Callbacks of a stream that nobody has run will never be run."""
+    def lose_callbacks(self, slot: int, thread: int | None = None) -> None:
+        """Callbacks of a stream (for a thread) that nobody has run will never be run."""
         for job in self.jobs:
-            job.has_run = job.has_run or job.stream == slot
+            job.has_run = job.has_run or (job.stream == slot and thread in (None, job.thread) and not job.is_captured)
+
+    def serves(self, thread: int) -> bool:
+        """Whether a thread may have callbacks to run."""
+        is_asked = any(stream.reporter == thread for stream in self.streams.live.values())
+        owed = (job for job in self.jobs if job.thread == thread and not (job.has_run or job.dropped or job.result))
+        return is_asked or any(not job.is_captured and not job.is_erased for job in owed)
 
     def refusal(self, slot: int) -> int:
         """Return why a stream takes nothing more, or 0."""
@@ -292,7 +347,12 @@ class Machine:
         given = marks | {"priority": priority, "fault": fault, "reach": reach, "issue": self.host} | fields
         job = Job(kind, slot, sequence=sequence, **given)
         self.jobs.append(job)
-        self.scheduler.enqueue(job)
+        capture = self.streams.live[slot].capture if slot != self.host_stream else None
+        if capture:
+            job.is_captured = True
+            capture.jobs.append(job)
+        else:
+            self.scheduler.enqueue(job)
         return SUCCESS, job
 
     def transfer(self, nbytes: int, to_host: bool, from_host: bool) -> dict[str, Any]:
