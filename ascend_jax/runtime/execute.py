@@ -226,9 +226,10 @@ def execute_program(card: CardState, program: Program, stream: Number, *, site: 
     It takes the host as long as one launch. Stream 0 of the program becomes ``stream``; its other streams are hidden
     ones in free slots of the card, which are free again when the host has seen them empty. The program begins after
     what is in ``stream`` and what comes later in ``stream`` waits for all of it. Failures planned for the numbers that
-    its commands get apply; a failure in a hidden stream is one of ``stream``. A callback is handed to the host thread
-    that served its stream when it was captured. A wait for a value looks at what memory holds now, as if it were queued
-    now.
+    its commands get apply; a failure in a hidden stream is one of ``stream``. If that stops on failure, the one that
+    failed takes nothing more at once, the other streams of the program when the host next waits or asks. A callback is
+    handed to the host thread that served its stream when it was captured. A wait for a value looks at what memory holds
+    now, as if it were queued now.
 
     Under ``jit`` the program is one argument like others; pad programs to one number of rows to share a compilation. If
     its commands are traced too, its waits for values see memory as the latest synchronization or query has left it.

@@ -166,7 +166,7 @@ class CaptureCalls(MarkCalls):
         copies: dict[Job, Job] = {}
         for job in program:
             sequence = len(self.jobs)
-            fault, reach = self.faults.pop(sequence, (0, "stream"))
+            fault, reach = self.planned(sequence)
             depends = copies[job.depends] if job.depends else None
             copy = dataclasses.replace(
                 job, stream=slots[job.stream], sequence=sequence, issue=self.host, depends=depends, fault=fault,

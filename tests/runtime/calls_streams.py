@@ -160,10 +160,10 @@ class StreamCalls(Machine):
 
     def inject_fault(self, code: int, skip: int, reach: int) -> None:
         is_known = code > 0 and reach in (1, 2) and skip >= 0
-        is_full = len(self.faults) == self.max_faults
+        unused = [slot for slot, fault in enumerate(self.faults) if fault[0] < len(self.jobs)]
         wrong = SUCCESS if is_known else RT_PARAM_INVALID
-        if self.answer(wrong or (OBJECTS_FULL if is_full else SUCCESS)) == SUCCESS:
-            self.faults.setdefault(len(self.jobs) + skip, (code, {1: "stream", 2: "device"}[reach]))
+        if self.answer(wrong or (SUCCESS if unused else OBJECTS_FULL)) == SUCCESS:
+            self.faults[unused[0]] = len(self.jobs) + skip, code, {1: "stream", 2: "device"}[reach]
 
     def _set_timeout(self, name: str, limit_ms: int) -> None:
         wrong = SUCCESS if limit_ms >= 0 else RT_PARAM_INVALID

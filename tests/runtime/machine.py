@@ -118,7 +118,7 @@ class Machine:
 
     def __init__(self, fields: Mapping[str, float], sizes: Mapping[str, int], *, waits_for_room: bool) -> None:
         self.fields = {name: Fraction(float(value)) for name, value in fields.items()}
-        self.rows, self.max_values, self.max_faults = sizes["max_commands"], sizes["max_values"], sizes["max_faults"]
+        self.rows, self.max_values = sizes["max_commands"], sizes["max_values"]
         self.waits_for_room = waits_for_room
         self.streams, self.contexts = Slots(sizes["max_streams"]), Slots(sizes["max_contexts"])
         self.events, self.notifies = Slots(sizes["max_events"]), Slots(sizes["max_notifies"])
@@ -128,7 +128,7 @@ class Machine:
         self.contexts.live[0] = 0  # -> slot of its default stream
         self.streams.live[0] = Stream(0, 0)
         self.values: dict[int, int] = {}  # address -> cell
-        self.faults: dict[int, tuple[int, str]] = {}  # sequence number -> (code, reach)
+        self.faults = [(NOBODY, 0, "")] * sizes["max_faults"]  # (sequence number, code, reach)
         self.jobs: list[Job] = []
         self.calls = self.sticky = self.last = 0
         self.op_timeout = int(fields["op_timeout_s"]) * 10**9  # ns, of kernels enqueued from now on; 0: never
@@ -260,12 +260,24 @@ class Machine:
         """Bring the device up to where the host stands."""
         if self.scheduler.now <= self.host:
             self.scheduler.advance_to(self.host)
+        self._stop_all_sides()
 
     def wait(self, is_reached: Callable[[], bool], timeout_ns: int | None = None) -> str:
         """Block the host; return "reached", "limit", "stuck" or "lost".
 
         A thread that is behind the device finds it as it is: what is reached already takes it nowhere.
         """
+        ending = self._wait(is_reached, timeout_ns)
+        self._stop_all_sides()
+        return ending
+
+    def _stop_all_sides(self) -> None:
+        """Of a program in a stream that stops on failure, the failed stream stops at once and the others now."""
+        for slot in self.scheduler.stop_on_failure:
+            if self.scheduler.stream_error[slot]:
+                self.scheduler.drop_stream(slot)
+
+    def _wait(self, is_reached: Callable[[], bool], timeout_ns: int | None) -> str:
         device = self.scheduler
         if device.device_error:
             return "lost"
@@ -335,6 +347,10 @@ class Machine:
         stopped = self.scheduler.stream_error[slot] if stops else SUCCESS
         return self.scheduler.device_error or stopped or self.refuses
 
+    def planned(self, sequence: int) -> tuple[int, str]:
+        """Return (code, reach) of the failure that is planned for a command."""
+        return next((fault[1:] for fault in self.faults if fault[0] == sequence), (0, "stream"))
+
     def enqueue(self, kind: str, slot: int, **fields: Any) -> tuple[int, Job | None]:
         code = self.refusal(slot) or (TABLE_FULL if self._row_taken_by() else SUCCESS)
         if code:
@@ -342,7 +358,7 @@ class Machine:
         counts = slot != self.host_stream and self.fields["has_priorities"]
         priority = self.streams.live[slot].priority if counts else 0
         sequence = len(self.jobs)
-        fault, reach = self.faults.pop(sequence, (0, "stream"))
+        fault, reach = self.planned(sequence)
         marks = {"timeout_code": WAIT_TIMEOUT, "timeout_reach": "stream"}
         given = marks | {"priority": priority, "fault": fault, "reach": reach, "issue": self.host} | fields
         job = Job(kind, slot, sequence=sequence, **given)

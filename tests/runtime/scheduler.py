@@ -177,7 +177,10 @@ class Scheduler:
     def drop_stream(self, stream: int) -> None:
         """Drop everything unfinished of a stream and its sides, blocks that run included; no error is set."""
         for side in [side for side, master in self.masters.items() if master == stream]:
-            self.drop_stream(side)
+            self._drop_own(side)
+        self._drop_own(stream)
+
+    def _drop_own(self, stream: int) -> None:
         for command in self.queues[stream]:
             command.dropped = True
         self._give_up(stream)
@@ -227,7 +230,7 @@ class Scheduler:
             master = self._of(command)
             self.stream_error[master] = self.stream_error[master] or code
             if command.stream in self.stop_on_failure:
-                self.drop_stream(master)
+                self._drop_own(command.stream)
         if self.queues[command.stream]:
             self._come_to_head(self.queues[command.stream][0])
 
