@@ -33,7 +33,7 @@ ODD = TIES | {
     "host_launch_ns": 4507, "host_copy_enqueue_ns": 3203, "host_copy_sync_ns": 12_007,
     "host_event_ns": 2953, "host_sync_ns": 2609, "copy_latency_ns": 5003,
     "h2d_bytes_per_s": 5e8, "d2h_bytes_per_s": 2.5e8, "d2d_bytes_per_s": 1e9,
-    "hbm_bytes_per_s": 1e9, "l2_bytes_per_s": 3e9, "has_priorities": 0, "has_counting_notifies": 0,
+    "hbm_bytes_per_s": 1e9, "l2_bytes_per_s": 3e9, "has_priorities": 0, "has_counting_notifies": 0, "queue_depth": 3,
 }  # fmt: skip
 SHEETS = {"ties": TIES, "odd": ODD}
 
