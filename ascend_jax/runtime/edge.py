@@ -7,7 +7,6 @@ A *verb* is what people call; it captures the call site. A *stage* is one compil
 import dataclasses
 import functools
 import inspect
-import itertools
 import typing
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -32,16 +31,25 @@ def verb(function: F) -> F:
     units: a float or a bool there is a TypeError, whatever it would round to.
     """
     parameters = inspect.signature(function).parameters
-    names, whole = tuple(parameters), {name for name, one in parameters.items() if _is_number(one.annotation)}
+    wanted = tuple(name if _is_number(one.annotation) else "" for name, one in parameters.items())
 
     @functools.wraps(function)
     def call(*args: Any, site: Any = None, **options: Any) -> Any:
-        for name, value in itertools.chain(zip(names, args, strict=False), options.items()):
-            if type(value) is not int and value is not None and name in whole:
-                require_whole(**{name: value})
+        for name, value in zip(wanted, args, strict=False):
+            if name and type(value) is not int:
+                _check_whole(name, value)
+        for name, value in options.items():
+            if type(value) is not int and name in wanted:
+                _check_whole(name, value)
         return function(*args, site=callsite.here() if site is None else site, **options)
 
     return call  # type: ignore[return-value]
+
+
+def _check_whole(name: str, value: Any) -> None:
+    # the quick way for what other calls return
+    if value is not None and getattr(getattr(value, "dtype", None), "kind", "") not in ("i", "u"):
+        require_whole(**{name: value})
 
 
 def _is_number(annotation: Any) -> bool:
