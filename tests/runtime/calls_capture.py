@@ -7,18 +7,16 @@ of the capture join it; the last command of the stream on which it began must co
 import dataclasses
 from collections.abc import Sequence
 
-from tests.runtime.calls_marks import NOBODY_SERVES, NOTIFIES, MarkCalls
+from tests.runtime.calls_callbacks import NOBODY_SERVES, CallbackCalls
+from tests.runtime.calls_marks import NOTIFIES
 from tests.runtime.machine import (
-    NOBODY,
     OBJECTS_FULL,
     RT_PARAM_INVALID,
     STREAM_CAPTURED,
     SUCCESS,
     TABLE_FULL,
-    Capture,
-    Job,
-    Stream,
 )
+from tests.runtime.records import NOBODY, Capture, Job, Stream
 
 NO_STREAM, UNJOINED, NOT_CAPTURED, IMPLICIT = 207005, 107025, 107029, 107031
 CONFLICT, UNMATCHED, WRONG_THREAD, INVALIDATED = 107032, 107036, 107038, 507903
@@ -26,7 +24,7 @@ GLOBAL, RELAXED = 0, 2
 DEADLOCK = 900003
 
 
-class CaptureCalls(MarkCalls):
+class CaptureCalls(CallbackCalls):
     """What records, and what runs what was recorded; ``program`` is the latest good recording."""
 
     program: tuple[Job, ...] = ()

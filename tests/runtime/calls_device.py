@@ -5,13 +5,12 @@ from collections.abc import Sequence
 from tests.runtime.calls_streams import StreamCalls
 from tests.runtime.machine import (
     NO_CONTEXT,
-    NOBODY,
     OBJECTS_FULL,
     RT_PARAM_INVALID,
     STREAM_CAPTURED,
     SUCCESS,
-    Thread,
 )
+from tests.runtime.records import NOBODY, Thread
 
 IS_SERVED, NO_STREAM, TASK_ABORT = 107011, 207005, 107022
 PRIMARY = 0

@@ -1,4 +1,4 @@
-"""The twin's calls: events, notifies, values in memory and callbacks."""
+"""The twin's calls: events, notifies and values in memory."""
 
 from collections.abc import Sequence
 
@@ -6,20 +6,14 @@ from tests.runtime.calls_streams import EXTERNAL, StreamCalls
 from tests.runtime.machine import (
     EVENT_CAPTURED,
     INVALID_PARAM,
-    NOBODY,
     OBJECTS_FULL,
     RT_PARAM_INVALID,
-    RUNTIME,
     SUCCESS,
-    Event,
-    Job,
-    Slots,
-    Stream,
 )
+from tests.runtime.records import NOBODY, Event, Slots, Stream
 from tests.runtime.scheduler import WORD
 
 NOT_SUPPORTED, NO_EVENT, NO_NOTIFY, UNALIGNED = 207000, 207007, 207009, 107008
-IS_SERVED, NOT_SERVED_HERE, NOBODY_SERVES, REPORT_TIMEOUT = 107011, 107012, 107015, 507012
 NO_DEPENDENCY, JOINS_DEFAULT = 107024, 107031
 SYNC, TIME_LINE, PROGRESS, DEVICE_ONLY, IPC = 0x01, 0x08, 0x02, 0x10, 0x40
 CONDITIONS = ("GE", "EQ", "AND", "NOR")
@@ -291,69 +285,3 @@ class MarkCalls(StreamCalls):
         wrong = SUCCESS if condition else RT_PARAM_INVALID
         look = {"condition": condition, "value": value % WORD, "timeout": self.wait_timeout}
         self._value("value wait", place, handle, wrong, **look)
-
-    # callbacks --------------------------------------------------------------------------------------------------
-
-    def subscribe_report(self, thread: int, handle: int) -> None:
-        code, stream = self.find_stream(handle)
-        code = code or (SUCCESS if thread in self.threads else RT_PARAM_INVALID)
-        code = code or (IS_SERVED if stream.reporter != NOBODY else SUCCESS)
-        if self.answer(code) == SUCCESS:
-            stream.reporter = thread
-
-    def unsubscribe_report(self, thread: int, handle: int) -> None:
-        code, stream = self.find_stream(handle)
-        if not code and (stream.reporter != thread or thread < 0):
-            code = IS_SERVED if stream.reporter < 0 else NOT_SERVED_HERE
-        if self.answer(code) == SUCCESS:
-            stream.reporter = NOBODY
-            self.lose_callbacks(stream.slot, thread)
-
-    def launch_callback(self, handle: int, number: int, *, is_blocking: bool) -> None:
-        self.make_room(handle)
-        self.spend("host_event_ns")
-        code, stream = self.find_stream(handle)
-        code = code or (RT_PARAM_INVALID if number < 0 else NOBODY_SERVES if stream.reporter < 0 else SUCCESS)
-        if not code:
-            whose = {"handle": number, "thread": stream.reporter, "has_run": False}
-            code, job = self.enqueue("callback", stream.slot, **whose)
-        if is_blocking:
-            self.make_room(handle)
-        if is_blocking and not code:
-            run = self.cell("callback", job.sequence)
-            code, _ = self.enqueue("callback wait", stream.slot, cell=run, condition="GE", value=1)
-        self.answer(code)
-
-    def launch_host_func(self, handle: int, number: int, duration_ns: int) -> None:
-        """It needs nobody to run it: a task that takes nothing of the chip. Its stream takes no callbacks any more."""
-        self.make_room(handle)
-        self.spend("host_event_ns")
-        code, stream = self.find_stream(handle)
-        code = code or (RT_PARAM_INVALID if number < 0 else SUCCESS if stream.reporter < 0 else IS_SERVED)
-        if not code:
-            code, _ = self.enqueue("host function", stream.slot, handle=number, block=max(1, duration_ns), blocks=1)
-            stream.reporter = stream.reporter if code else RUNTIME
-        self.answer(code)
-
-    def process_report(self, timeout_ms: int, callback_ns: int) -> int:
-        """Return the number of the callback that was run."""
-        self.spend("host_sync_ns")
-        wrong, timeout = self._timeout(timeout_ms)
-        code = INVALID_PARAM if wrong else SUCCESS if self.serves(self.thread) else NOT_SERVED_HERE
-        if self.answer(code) == SUCCESS:
-            self.overrule(self.settle(lambda: bool(self._due()), timeout_ns=timeout, expired=REPORT_TIMEOUT))
-        due = self._due()
-        if self.last or not due:
-            self.look()
-            return NOBODY
-        job = min(due, key=lambda job: (job.end, job.stream, job.sequence))
-        self.host += max(0, callback_ns)
-        job.has_run = True
-        self.look()
-        self.scheduler.cells[self.cell("callback", job.sequence)] = 1
-        return job.handle
-
-    def _due(self) -> list[Job]:
-        """Callbacks that were handed to this thread and that it has not run."""
-        jobs = (job for job in self.jobs if job.thread == self.thread and not job.has_run)
-        return [job for job in jobs if job.end >= 0 and not job.result]

@@ -4,7 +4,12 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import floor
 
-from tests.runtime.machine import NOBODY, RT_PARAM_INVALID, SUCCESS, Machine
+from tests.runtime.machine import (
+    RT_PARAM_INVALID,
+    SUCCESS,
+    Machine,
+)
+from tests.runtime.records import NOBODY
 from tests.runtime.scheduler import POOL
 
 NOT_SUPPORTED, CUBE_LATE, VECTOR_LATE = 207000, 507014, 507034

@@ -6,14 +6,13 @@ from tests.runtime.machine import (
     BAD_STREAM,
     DEADLOCK,
     EVENT_CAPTURED,
-    NOBODY,
     OBJECTS_FULL,
     RT_PARAM_INVALID,
     STREAM_CAPTURED,
     SUCCESS,
     Machine,
-    Stream,
 )
+from tests.runtime.records import NOBODY, Stream
 
 NOT_SUPPORTED, NO_STREAM, EVENT_TIMEOUT = 207000, 207005, 507047
 EXTERNAL = 0x20

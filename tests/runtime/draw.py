@@ -7,9 +7,9 @@ from fractions import Fraction
 import numpy as np
 
 from tests.runtime.calls import CALLS, DEVICE, DEVICE_BYTES, HOST, HOST_BYTES, Kit, encode
-from tests.runtime.machine import Slots
 from tests.runtime.oracle import Card
 from tests.runtime.programs import expect_one
+from tests.runtime.records import Slots
 
 WEIGHTS = dict.fromkeys(CALLS, 2) | {
     "op_timeout": 1, "wait_timeout": 1,
