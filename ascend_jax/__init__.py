@@ -30,7 +30,6 @@ from ascend_jax.ops.tensor import Tensor, tensor
 from ascend_jax.runtime import static
 from ascend_jax.runtime.callbacks import (
     launch_callback,
-    launch_host_func,
     process_report,
     subscribe_report,
     unsubscribe_report,
@@ -90,6 +89,7 @@ from ascend_jax.runtime.execute import execute_program
 from ascend_jax.runtime.faults import inject_fault
 from ascend_jax.runtime.freed import FreedInUse, freed_in_use
 from ascend_jax.runtime.host import host_time_ns, host_work
+from ascend_jax.runtime.host_functions import launch_host_func
 from ascend_jax.runtime.kernels import Cost, kernel_cost
 from ascend_jax.runtime.launch import launch
 from ascend_jax.runtime.layout import GRANULE_BYTES, Reach

@@ -5,8 +5,9 @@
 Kind ``schedule``: lists of commands (all kinds, blocks, priorities, shared rates, cells, timeouts, faults). The exact
 engine runs them as lanes, the scheduler of the tests one by one; times to 1 ns, phases, codes and errors are compared.
 
-Kind ``host``: lists of host calls on streams, events, kernels, copies and fills. Host clock, status and bytes read are
-compared after every call, then the times of every command and all of memory.
+Kind ``host``: lists of host calls on streams, events, kernels, copies and fills; every fourth records a stream and a
+side stream and executes that. Host clock, status and bytes read are compared after every call, then the times of every
+command and all of memory.
 
 A program depends on the seed and its number only. Exit status 1 means a difference.
 """

@@ -93,6 +93,9 @@ FIELDS: dict[str, tuple[str, str]] = {
     "max_streams": (COUNT, "streams per device"),
     "max_events": (COUNT, "events per device"),
     "max_notifies": (COUNT, "notifies per device"),
+    "has_counting_notifies": (COUNT, "1: notifies that hold a number exist; 0: calls on them are refused"),
+    "has_value_marks": (COUNT, "1: streams write values to memory and wait for them; 0: those calls are refused"),
+    "has_captures": (COUNT, "1: streams can be captured; 0: calls on captures are refused"),
     "queue_depth": (COUNT, "tasks that wait in one stream"),
     "has_priorities": (COUNT, "1: stream priorities order the work; 0: they are kept and have no effect"),
     "op_timeout_s": (SECONDS, "how long a kernel may run unless the program says otherwise"),
@@ -108,7 +111,8 @@ MAY_BE_ZERO = frozenset(
         "tiling_cycles",
         "burst_overhead_bytes",
     }
-    | {"fabric_kind", "fabric_links", "has_priorities"}
+    | {"fabric_kind", "fabric_links"}
+    | {"has_priorities", "has_counting_notifies", "has_value_marks", "has_captures"}
 )
 # What any chip of this kind can have, orders of magnitude around those that exist: by field, else by unit.
 RANGES: dict[str, tuple[float, float]] = {
@@ -120,6 +124,9 @@ RANGES: dict[str, tuple[float, float]] = {
     BYTES_PER_CYCLE: (16, 1e6),
     "fabric_kind": (0, 3),  # index into chip.links.FABRICS
     "has_priorities": (0, 1),
+    "has_counting_notifies": (0, 1),
+    "has_value_marks": (0, 1),
+    "has_captures": (0, 1),
     "cube_cores": (1, 4096),
     "vector_cores": (1, 8192),
 }

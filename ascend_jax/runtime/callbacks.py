@@ -7,7 +7,6 @@ one callback per ``process_report``. A program that waits for the stream before 
 """
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -16,12 +15,13 @@ import jax.numpy as jnp
 from ascend_jax.runtime import clock, layout
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.commands import Command, answer, at_least_1ns, enqueue, row_of
+from ascend_jax.runtime.commands import Command, answer, enqueue, is_owed, row_of, taken_rows
+from ascend_jax.runtime.drops import give_up_callbacks
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.handles import find_stream, find_thread, stream_cell, thread_cell
-from ascend_jax.runtime.host import LONGEST_NS, host_now, set_host, spend
+from ascend_jax.runtime.host import LONGEST_NS, duration_limbs, host_now, set_host, spend
+from ascend_jax.runtime.host_functions import is_no_function
 from ascend_jax.runtime.layout import (
-    LIMB,
     Capture,
     Change,
     Clock,
@@ -35,13 +35,12 @@ from ascend_jax.runtime.layout import (
     Stream,
     Time,
 )
-from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, with_entries
+from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import Goal, look, make_room, settle, timeout_of
 
 LAST = 2**31 - 1
-LONGEST_FUNCTION_NS = (layout.LONGEST_BLOCK_HI + 1) * LIMB - 1
 
 
 @stage
@@ -52,13 +51,8 @@ def _subscribe(card: CardState, thread: Number, stream: Number, site: Number) ->
     is_there, _ = find_thread(card, thread)
     is_served = entry[Stream.REPORTER] != layout.NONE
     code = first_failing(code, first_code((~is_there, Code.RT_PARAM_INVALID), (is_served, Code.RT_STREAM_SUBSCRIBE)))
-    ok = code == Code.SUCCESS
-    streams = put_if(ok, card.streams, slot, with_entries(entry, {Stream.REPORTER: thread}))
-    # what was launched in this slot for an earlier subscriber and was not run is lost
-    fields, effects = card.table.fields, card.table.effects
-    is_old = (fields[:, Field.KIND] == Kind.CALLBACK) & (fields[:, Field.STREAM] == slot)
-    table = dataclasses.replace(card.table, effects=jnp.where(ok & is_old, Effect.PUBLISHED, effects))
-    return answer(dataclasses.replace(card, streams=streams, table=table), code, site, stream)[0]
+    streams = put_if(code == Code.SUCCESS, card.streams, slot, with_entries(entry, {Stream.REPORTER: thread}))
+    return answer(dataclasses.replace(card, streams=streams), code, site, stream)[0]
 
 
 @stage
@@ -69,8 +63,11 @@ def _unsubscribe(card: CardState, thread: Number, stream: Number, site: Number) 
     rest = first_code((reporter < 0, Code.RT_STREAM_SUBSCRIBE), (reporter != thread, Code.RT_THREAD_SUBSCRIBE))
     code = first_failing(code, rest)
     alone = with_entries(entry, {Stream.REPORTER: layout.NONE})
-    streams = put_if(code == Code.SUCCESS, card.streams, slot, alone)
-    return answer(dataclasses.replace(card, streams=streams), code, site, stream)[0]
+    ok = code == Code.SUCCESS
+    fields = card.table.fields
+    is_lost = ok & (fields[:, Field.STREAM] == slot) & (fields[:, Field.CELL] == thread_cell(card, thread))
+    card = give_up_callbacks(card, is_lost)
+    return answer(dataclasses.replace(card, streams=put_if(ok, card.streams, slot, alone)), code, site, stream)[0]
 
 
 @stage
@@ -79,10 +76,7 @@ def _hand_over(card: CardState, stream: Number, callback: Number, site: Number) 
     code, slot = find_stream(card, stream)
     entry, sequence = get_row(card.streams, slot), card.clock[Clock.ENQUEUED]
     reporter = entry[Stream.REPORTER]
-    rest = first_code(
-        (entry[Stream.CAPTURE] != Capture.NONE, Code.RT_STREAM_CAPTURED),
-        (reporter < 0, Code.RT_STREAM_NO_CB_REG),
-    )
+    rest = first_code((is_no_function(callback), Code.RT_PARAM_INVALID), (reporter < 0, Code.RT_STREAM_NO_CB_REG))
     fields = {
         Field.OBJECT: callback,
         Field.CELL: thread_cell(card, jnp.maximum(reporter, 0)),
@@ -93,7 +87,8 @@ def _hand_over(card: CardState, stream: Number, callback: Number, site: Number) 
     card = spend(card, card.chip["host_event_ns"])
     card, code = enqueue(card, Command(Kind.CALLBACK, slot, fields=fields), first_failing(code, rest))
     row = row_of(card.table.fields, sequence)
-    effects = put_if(code == Code.SUCCESS, card.table.effects, row, jnp.int32(Effect.NONE))  # not run yet
+    is_queued = (code == Code.SUCCESS) & (entry[Stream.CAPTURE] == Capture.NONE)
+    effects = put_if(is_queued, card.table.effects, row, jnp.int32(Effect.NONE))  # not run yet
     table = dataclasses.replace(card.table, effects=effects)
     return dataclasses.replace(card, table=table), code, sequence
 
@@ -112,25 +107,6 @@ def _hold(card: CardState, stream: Number, code: jax.Array, sequence: jax.Array,
 
 
 @stage
-def _launch_host_func(
-    card: CardState, stream: Number, function: Number, duration: tuple[Number, Number], site: Number
-) -> CardState:
-    code, slot = find_stream(card, stream)
-    entry = get_row(card.streams, slot)
-    rest = first_code(
-        (entry[Stream.CAPTURE] != Capture.NONE, Code.RT_STREAM_CAPTURED),
-        (entry[Stream.REPORTER] >= 0, Code.RT_STREAM_SUBSCRIBE),
-    )
-    block = at_least_1ns(Instant(*(jnp.asarray(limb, jnp.int32) for limb in duration)))
-    fields = {Field.OBJECT: function, Field.SITE: site}
-    command = Command(Kind.HOST_FUNC, slot, block=block, has_effect=False, fields=fields)
-    card, code = enqueue(spend(card, card.chip["host_event_ns"]), command, first_failing(code, rest))
-    served = with_entries(get_row(card.streams, slot), {Stream.REPORTER: layout.OWN_THREAD})
-    card = dataclasses.replace(card, streams=put_if(code == Code.SUCCESS, card.streams, slot, served))
-    return answer(card, code, site, stream)[0]
-
-
-@stage
 def _note(card: CardState, code: jax.Array, stream: Number, site: Number) -> CardState:
     return answer(card, code, site, stream)[0]
 
@@ -138,10 +114,9 @@ def _note(card: CardState, code: jax.Array, stream: Number, site: Number) -> Car
 @stage
 def _await_report(card: CardState, timeout_ms: Number, site: Number) -> tuple:
     thread, timeout_ms = card.device[Device.THREAD], jnp.asarray(timeout_ms, jnp.int32)
-    serves = (card.streams[:, Stream.ALIVE] == 1) & (card.streams[:, Stream.REPORTER] == thread)
     code = first_code(
         ((timeout_ms == 0) | (timeout_ms < -1), Code.INVALID_PARAM),
-        (~serves.any(), Code.RT_THREAD_SUBSCRIBE),
+        (~is_serving(card, thread), Code.RT_THREAD_SUBSCRIBE),
     )
     card = answer(spend(card, card.chip["host_sync_ns"]), code, site, layout.NONE)[0]
     own = thread_cell(card, thread)
@@ -154,10 +129,19 @@ def _await_report(card: CardState, timeout_ms: Number, site: Number) -> tuple:
 
 def _is_due(card: CardState) -> jax.Array:
     """Return bool [N + 1]: callbacks that were handed to the current thread and that it has not run."""
-    table = card.table
-    reporter = get_rows(card.streams[:, Stream.REPORTER], table.fields[:, Field.STREAM])
-    is_mine = (table.fields[:, Field.KIND] == Kind.CALLBACK) & (reporter == card.device[Device.THREAD])
-    return is_mine & (table.times[:, Time.PHASE] == Phase.DONE) & (table.effects == Effect.NONE)
+    is_handed = card.table.times[:, Time.PHASE] == Phase.DONE
+    return _is_owed_by(card, card.device[Device.THREAD]) & is_handed
+
+
+def _is_owed_by(card: CardState, thread: Number) -> jax.Array:
+    is_mine = card.table.fields[:, Field.CELL] == thread_cell(card, thread)
+    return is_owed(card.table.fields, card.table.effects) & is_mine
+
+
+def is_serving(card: CardState, thread: Number) -> jax.Array:
+    """Return whether a thread serves a stream, or has callbacks of a program to run."""
+    serves = (card.streams[:, Stream.ALIVE] == 1) & (card.streams[:, Stream.REPORTER] == thread)
+    return serves.any() | (_is_owed_by(card, thread) & taken_rows(card)).any()
 
 
 @stage
@@ -181,17 +165,9 @@ def _let_go(card: CardState, sequence: jax.Array) -> CardState:
     """Let the stream of a callback that has run go on."""
     row = row_of(card.table.fields, jnp.maximum(sequence, 0))
     cell = stream_cell(card, get_row(card.table.fields, row)[Field.STREAM])
-    reached = jnp.stack([jnp.int32(0), sequence + 1])
+    last = get_row(card.cells, cell)[1]  # a program's callbacks may be another thread's, in another order
+    reached = jnp.stack([jnp.int32(0), jnp.maximum(sequence + 1, last)])
     return dataclasses.replace(card, cells=put_if(sequence != layout.NONE, card.cells, cell, reached))
-
-
-def _limbs(duration_ns: Number | float, name: str, most_ns: int) -> tuple[Number, Number]:
-    if isinstance(duration_ns, jax.Array):
-        least = jnp.maximum(duration_ns.astype(jnp.int32), 0)
-        return least >> 30, least & (LIMB - 1)
-    if not 0 <= duration_ns <= most_ns:
-        raise ValueError(f"{name} = {str(duration_ns)[:24]}: must be from 0 to {most_ns}")
-    return divmod(math.ceil(duration_ns), LIMB)
 
 
 @verb
@@ -223,13 +199,16 @@ def launch_callback(
     Args:
       card: The card.
       stream: Stream that calls it; the thread that serves it now will run it.
-      callback: The program's number of the callback, from 0; ``process_report`` returns it.
+      callback: The host program's number of the callback, from 0; ``process_report`` returns it.
       is_blocking: Whether the stream waits until the callback has run.
       site: Call site, filled in by the runtime.
 
     Returns:
-      The card. Status 107003 for an unknown stream, 107015 for one that nobody serves, 107027 while it is captured. A
+      The card. Status 107003 for an unknown stream, 107000 for a number below 0, 107015 for one that nobody serves. A
       callback keeps its row of the command table until it has run: 900001 if all rows are taken.
+
+    In a stream that is captured it is recorded, and each execution of the program hands it to the thread that serves
+    the stream now (hicann/runtime ``stream_c.cc``, where a captured stream keeps its subscriber).
 
     >>> import ascend_jax as aj
     >>> card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0)
@@ -264,37 +243,5 @@ def process_report(
     """
     card, goal = _await_report(card, timeout_ms, site)
     card = settle(card, goal, site, expired=Code.RT_REPORT_TIMEOUT)
-    card, number, sequence = _run(card, _limbs(callback_ns, "callback_ns", LONGEST_NS))
+    card, number, sequence = _run(card, duration_limbs(callback_ns, "callback_ns", LONGEST_NS))
     return _let_go(look(card, site), sequence), number
-
-
-@verb
-def launch_host_func(
-    card: CardState, stream: Number, function: Number, *, duration_ns: Number | float = 0, site: Site = None
-) -> CardState:
-    """Let ``stream`` call a function of the host program in a thread of the runtime's own (``aclrtLaunchHostFunc``).
-
-    The stream waits until the function has run; no call of the program is needed for that, unlike a callback's. Which
-    ones have run, and when, is in the timeline.
-
-    Args:
-      card: The card.
-      stream: Stream that calls it.
-      function: The program's number of the function, from 0.
-      duration_ns: How long it runs: 0 counts as 1 ns; longer than 273 s is a ValueError.
-      site: Call site, filled in by the runtime.
-
-    Returns:
-      The card. Status 107003 for an unknown stream, 107027 while it is captured; 107011 if a thread has subscribed to
-      its callbacks, because CANN forbids both on one stream (it does not say with which code). From then on nobody can
-      subscribe to them.
-
-    >>> import ascend_jax as aj
-    >>> card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0)
-    >>> card = aj.synchronize_device(aj.launch_host_func(card, 0, 7, duration_ns=500))
-    >>> log = aj.insight.timeline(card)
-    >>> log.kind.tolist(), (log.end_ns - log.start_ns).tolist()
-    (['host function'], [500])
-    """
-    duration = _limbs(duration_ns, "duration_ns", LONGEST_FUNCTION_NS)
-    return _launch_host_func(make_room(card, site, stream), stream, function, duration, site)

@@ -16,10 +16,11 @@ from jax import lax
 from ascend_jax.runtime.capture_rules import CaptureMode
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import answer, refusal, row_of
+from ascend_jax.runtime.drops import erase_recorded
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
-from ascend_jax.runtime.handles import find_stream
+from ascend_jax.runtime.handles import find_stream, thread_cell
 from ascend_jax.runtime.host import spend
-from ascend_jax.runtime.layout import NONE, Capture, Context, Device, Event, Field, Phase, Stream, Thread, Time
+from ascend_jax.runtime.layout import NONE, Capture, Context, Device, Field, Kind, Phase, Stream, Thread, Time
 from ascend_jax.runtime.program import Program, is_joined, nothing, numbered, trimmed
 from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, put_row, with_entries
 from ascend_jax.runtime.state import CardState
@@ -44,6 +45,11 @@ class Recording(NamedTuple):
     is_torn: jax.Array  # bool: some command depends on one outside
 
 
+def unsupported(card: CardState) -> jax.Array:
+    """Return 207000 on a product that captures no streams."""
+    return first_code((card.chip["has_captures"] == 0, Code.FEATURE_NOT_SUPPORT))
+
+
 @stage
 def _begin(card: CardState, stream: Number, mode: Number, site: Number) -> CardState:
     code, slot = find_stream(card, stream)
@@ -53,7 +59,7 @@ def _begin(card: CardState, stream: Number, mode: Number, site: Number) -> CardS
         ((card.contexts[:, Context.STREAM] == slot).any(), Code.RT_STREAM_CAPTURE_IMPLICIT),
         (entry[Stream.CAPTURE] != Capture.NONE, Code.RT_STREAM_CAPTURED),
     )
-    code = first_failing(code, rules)
+    code = first_failing(unsupported(card), code, rules)
     columns: dict[Any, Number] = {
         Stream.CAPTURE: Capture.ORIGIN,
         Stream.CAPTURE_MODE: mode,
@@ -68,7 +74,8 @@ def _begin(card: CardState, stream: Number, mode: Number, site: Number) -> CardS
 def _exchange(card: CardState, mode: Number, site: Number) -> tuple:
     mode, thread = jnp.asarray(mode, jnp.int32), card.device[Device.THREAD]
     entry = get_row(card.threads, thread)
-    code = first_code(((mode < CaptureMode.GLOBAL) | (mode > CaptureMode.RELAXED), Code.RT_PARAM_INVALID))
+    wrong = first_code(((mode < CaptureMode.GLOBAL) | (mode > CaptureMode.RELAXED), Code.RT_PARAM_INVALID))
+    code = first_failing(unsupported(card), wrong)
     changed = with_entries(entry, {Thread.CAPTURE_MODE: mode})
     card = dataclasses.replace(card, threads=put_if(code == Code.SUCCESS, card.threads, thread, changed))
     card, _ = answer(card, code, site, NONE)
@@ -81,7 +88,7 @@ def _info(card: CardState, stream: Number, site: Number) -> tuple:
     entry = get_row(card.streams, slot)
     status = jnp.where(refusal(card, slot) == Code.SUCCESS, CaptureStatus.ACTIVE, CaptureStatus.INVALIDATED)
     status = jnp.where(entry[Stream.CAPTURE] == Capture.NONE, CaptureStatus.NONE, status)
-    card, code = answer(card, code, site, stream)
+    card, code = answer(card, first_failing(unsupported(card), code), site, stream)
     return card, jnp.where(code == Code.SUCCESS, status, NONE)
 
 
@@ -95,7 +102,7 @@ def _end(card: CardState, stream: Number, site: Number) -> tuple:
         (entry[Stream.CAPTURE] == Capture.JOINED, Code.RT_STREAM_CAPTURE_UNMATCHED),
         (is_elsewhere & (entry[Stream.CAPTURE_MODE] != CaptureMode.RELAXED), Code.RT_STREAM_CAPTURE_WRONG_THREAD),
     )
-    code = first_failing(code, rules)
+    code = first_failing(unsupported(card), code, rules)
     found = _recording(card, slot)
     has_open_group = (found.streams & (card.streams[:, Stream.CAPTURE_GROUP] != 0)).any()
     card = _forget(card, found, code == Code.SUCCESS)
@@ -137,12 +144,18 @@ def _recording(card: CardState, slot: jax.Array) -> Recording:
         Field.DEPENDS: jnp.where(is_inside, get_rows(number_of, target), NONE),
         Field.FAULT: 0,  # a failure was planned for the command that did not run
         Field.REACH: 0,
-        Field.THREAD: 0,
+        Field.THREAD: _server(card, fields),
     }
     fields = jnp.where(mine[:, None], with_entries(fields, columns), nothing(1, rows))
     operands = jnp.where(mine[:, None, None], get_rows(card.table.operands, order), 0)
     is_torn = (mine & (depends != NONE) & ~is_inside).any()
     return Recording(numbered(fields), operands, is_mine, streams, is_torn)
+
+
+def _server(card: CardState, fields: jax.Array) -> jax.Array:
+    """Return which host thread a callback is handed to, 0 for other commands; int32 [...] of [..., FIELDS]."""
+    is_callback = fields[..., Field.KIND] == Kind.CALLBACK
+    return jnp.where(is_callback, fields[..., Field.CELL] - thread_cell(card, 0), 0)
 
 
 def _in_order(fields: jax.Array, is_wanted: jax.Array) -> jax.Array:
@@ -174,32 +187,10 @@ def origins_of(card: CardState, fields: jax.Array, is_captured: jax.Array) -> ja
 
 def _forget(card: CardState, found: Recording, is_wanted: jax.Array) -> CardState:
     """Return ``card`` without the capture: its rows empty, its streams free, its events as if never recorded."""
-    rows = card.table.rows
-    is_gone = jnp.append(found.is_mine & is_wanted, False)
-    fields, times = card.table.fields, card.table.times
-
-    def is_inside(sequence: jax.Array) -> jax.Array:
-        row = row_of(fields, jnp.maximum(sequence, 0))
-        return (sequence != NONE) & get_rows(is_gone, row) & (get_rows(fields, row)[:, Field.SEQUENCE] == sequence)
-
-    record = card.events[:, Event.RECORD]
-    events = {
-        Event.RECORD: jnp.where(is_inside(record), NONE, record),
-        Event.CAPTURED: jnp.where(is_inside(record), 0, card.events[:, Event.CAPTURED]),
-    }
+    card = erase_recorded(card, jnp.append(found.is_mine & is_wanted, False))
     free = {Stream.CAPTURE: Capture.NONE, Stream.CAPTURE_MODE: 0, Stream.CAPTURE_THREAD: 0, Stream.CAPTURE_GROUP: 0}
     is_free = (found.streams & is_wanted)[:, None]
-    table = dataclasses.replace(
-        card.table,
-        fields=jnp.where(is_gone[:, None], nothing(1, rows), fields),
-        times=jnp.where(is_gone[:, None], with_entries(times, {Time.PHASE: Phase.EMPTY}), times),
-    )
-    return dataclasses.replace(
-        card,
-        table=table,
-        streams=jnp.where(is_free, with_entries(card.streams, free), card.streams),
-        events=with_entries(card.events, events),
-    )
+    return dataclasses.replace(card, streams=jnp.where(is_free, with_entries(card.streams, free), card.streams))
 
 
 @verb
@@ -210,7 +201,8 @@ def capture_begin(
 
     Host time of this and of the end of a capture is that of an event call; nothing is published.
 
-    Status 107002 and 107003 as every stream call, 107000 for a mode that does not exist, 107031 for a default stream,
+    Status 207000 on a product without captures (``has_captures``: 910 and 310B have none), as of every call on captures
+    there; 107002 and 107003 as every stream call, 107000 for a mode that does not exist, 107031 for a default stream,
     107027 for a stream that is captured already.
     """
     return _begin(card, stream, mode, site)

@@ -1,8 +1,9 @@
 """Counting notifies: a number of 32 bits that streams set, add to and wait for (``aclrtCntNotify*``).
 
-CANN documents them for the 950 only; here every chip has them, so a program for another card must not use them. They
-take the slots of notifies. Queueing either side first is allowed, as with notifies. The sum of what is added is kept in
-64 bits: beyond 2**32 - 1 it does not wrap.
+Only the 950 has them (``has_counting_notifies`` of the chip); on other products every call here answers 207000 before
+it looks at anything else (CANN, ``docs/zh/api_ref/09_cntNotify_management.md``). They take the slots of notifies.
+Queueing either side first is allowed, as with notifies. The sum of what is added is kept in 64 bits: it does not wrap
+beyond 2**32 - 1.
 """
 
 import enum
@@ -10,14 +11,13 @@ import enum
 import jax
 import jax.numpy as jnp
 
-from ascend_jax.runtime import layout
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, enqueue
 from ascend_jax.runtime.edge import Site, stage, verb
-from ascend_jax.runtime.event_slots import put_back, take
-from ascend_jax.runtime.handles import find_notify, find_stream
+from ascend_jax.runtime.handles import find_stream
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Change, Condition, EventKind, Field, Kind
+from ascend_jax.runtime.notifies import create_kind, destroy_kind, find_kind, id_of_kind
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
@@ -53,29 +53,16 @@ def _check(value: Words, mode: jax.Array, known: type[enum.IntEnum], ours: tuple
     return first_code((~is_known | ~is_number, Code.RT_PARAM_INVALID), (~is_ours, Code.FEATURE_NOT_SUPPORT))
 
 
-@stage
-def _create(card: CardState, flag: Number, site: Number) -> tuple:
-    card, handle, code = take(spend(card, card.chip["host_event_ns"]), flag, EventKind.COUNTING)
-    return answer(card, code, site, layout.NONE)[0], handle
-
-
-@stage
-def _destroy(card: CardState, notify: Number, site: Number) -> CardState:
-    code, row = find_notify(card, notify, EventKind.COUNTING)
-    return answer(put_back(card, row, code), code, site, layout.NONE)[0]
-
-
-@stage
-def _id(card: CardState, notify: Number, site: Number) -> tuple:
-    code, row = find_notify(card, notify, EventKind.COUNTING)
-    card, _ = answer(card, code, site, layout.NONE)
-    return card, jnp.where(code == Code.SUCCESS, row - card.max_events, layout.NONE)
+def _find_both(card: CardState, notify: Number, stream: Number) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return (code, slot of the stream, row of the notify); 207000 where the product has none comes first."""
+    stream_code, slot = find_stream(card, stream)
+    code, row = find_kind(card, notify, EventKind.COUNTING)
+    return jnp.where(code == Code.FEATURE_NOT_SUPPORT, code, first_failing(stream_code, code)), slot, row
 
 
 @stage
 def _record(card: CardState, notify: Number, value: Words, stream: Number, mode: Number, site: Number) -> CardState:
-    code, slot = find_stream(card, stream)
-    notify_code, row = find_notify(card, notify, EventKind.COUNTING)
+    code, slot, row = _find_both(card, notify, stream)
     mode = jnp.asarray(mode, jnp.int32)
     wrong = _check(value, mode, CntRecordMode, (CntRecordMode.SET_VALUE, CntRecordMode.ADD))
     fields = {
@@ -86,9 +73,7 @@ def _record(card: CardState, notify: Number, value: Words, stream: Number, mode:
         Field.SITE: site,
     }
     card = spend(card, card.chip["host_event_ns"])
-    card, code = enqueue(
-        card, Command(Kind.NOTIFY_RECORD, slot, fields=fields), first_failing(code, notify_code, wrong)
-    )
+    card, code = enqueue(card, Command(Kind.NOTIFY_RECORD, slot, fields=fields), first_failing(code, wrong))
     return answer(card, code, site, stream)[0]
 
 
@@ -103,8 +88,7 @@ def _wait(
     timeout_s: Number,
     site: Number,
 ) -> CardState:
-    code, slot = find_stream(card, stream)
-    notify_code, row = find_notify(card, notify, EventKind.COUNTING)
+    code, slot, row = _find_both(card, notify, stream)
     mode, low = jnp.asarray(mode, jnp.int32), jnp.asarray(value[1], jnp.int32)
     ours = (CntWaitMode.EQUAL, CntWaitMode.BIGGER, CntWaitMode.BIGGER_OR_EQUAL)
     wrong = first_failing(
@@ -122,24 +106,22 @@ def _wait(
         **timeout_fields(timeout_s),
     }
     card = spend(card, card.chip["host_event_ns"])
-    code = first_failing(code, notify_code, wrong)
-    card, code = enqueue(card, Command(Kind.NOTIFY_WAIT, slot, fields=fields), code)
+    card, code = enqueue(card, Command(Kind.NOTIFY_WAIT, slot, fields=fields), first_failing(code, wrong))
     return answer(card, code, site, stream)[0]
 
 
 @stage
 def _reset(card: CardState, notify: Number, stream: Number, site: Number) -> CardState:
-    code, slot = find_stream(card, stream)
-    notify_code, row = find_notify(card, notify, EventKind.COUNTING)
+    code, slot, row = _find_both(card, notify, stream)
     fields = {Field.OBJECT: notify, Field.CELL: row, Field.CHANGE: Change.CLEAR, Field.SITE: site}
     card = spend(card, card.chip["host_event_ns"])
-    card, code = enqueue(card, Command(Kind.NOTIFY_RECORD, slot, fields=fields), first_failing(code, notify_code))
+    card, code = enqueue(card, Command(Kind.NOTIFY_RECORD, slot, fields=fields), code)
     return answer(card, code, site, stream)[0]
 
 
 @verb
 def create_cnt_notify(card: CardState, flag: Number = 0, *, site: Site = None) -> tuple[CardState, jax.Array]:
-    """Create a counting notify that holds 0 (``aclrtCntNotifyCreate``, on cards: 950 only).
+    """Create a counting notify that holds 0 (``aclrtCntNotifyCreate``).
 
     Args:
       card: The card.
@@ -147,10 +129,11 @@ def create_cnt_notify(card: CardState, flag: Number = 0, *, site: Site = None) -
       site: Call site, filled in by the runtime.
 
     Returns:
-      The card and a handle. Status as :func:`create_notify`, whose slots it shares.
+      The card and a handle. Status 207000 on a product without counting notifies, else as
+      :func:`create_notify`, whose slots it shares.
 
     >>> import ascend_jax as aj
-    >>> card, done = aj.create_cnt_notify(aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=0))
+    >>> card, done = aj.create_cnt_notify(aj.init(aj.chip("Ascend950PR_9599"), hbm_backing_bytes=0))
     >>> card, one = aj.create_stream(card)
     >>> card = aj.wait_cnt_notify(card, done, 2, one, mode=aj.CntWaitMode.BIGGER_OR_EQUAL)
     >>> for _ in range(2):
@@ -158,7 +141,7 @@ def create_cnt_notify(card: CardState, flag: Number = 0, *, site: Site = None) -
     >>> aj.last_code(aj.synchronize_stream(card, one)).item()
     0
     """
-    return _create(card, flag, site)
+    return create_kind(card, flag, site, kind=EventKind.COUNTING)
 
 
 @verb
@@ -167,7 +150,7 @@ def destroy_cnt_notify(card: CardState, notify: Number, *, site: Site = None) ->
 
     Status 107000 for an unknown counting notify.
     """
-    return _destroy(card, notify, site)
+    return destroy_kind(card, notify, site, kind=EventKind.COUNTING)
 
 
 @verb
@@ -241,4 +224,4 @@ def reset_cnt_notify(card: CardState, notify: Number, stream: Number, *, site: S
 @verb
 def cnt_notify_id(card: CardState, notify: Number, *, site: Site = None) -> tuple[CardState, jax.Array]:
     """Return the card and the counting notify's number on the device, -1 on failure (``aclrtCntNotifyGetId``)."""
-    return _id(card, notify, site)
+    return id_of_kind(card, notify, site, kind=EventKind.COUNTING)

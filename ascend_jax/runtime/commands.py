@@ -27,7 +27,7 @@ from ascend_jax.runtime.layout import (
 )
 from ascend_jax.runtime.ranges import Range
 from ascend_jax.runtime.refusals import Given
-from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, put_row, with_entries
+from ascend_jax.runtime.rows import Number, get_row, put_if, put_row, with_entries
 from ascend_jax.runtime.state import CardState, CommandTable
 from ascend_jax.runtime.status import first_failing
 
@@ -76,21 +76,22 @@ def is_pending(phase: jax.Array) -> jax.Array:
 def is_taken(card: CardState, row: jax.Array) -> jax.Array:
     """Return whether a row may not be overwritten: its command is pending, or a callback that is still to be run."""
     table = card.table
-    stream = get_row(card.streams, get_row(table.fields, row)[Field.STREAM])
-    return _may_not_go(get_row(table.fields, row), get_row(table.times, row), get_row(table.effects, row), stream)
+    return _may_not_go(get_row(table.fields, row), get_row(table.times, row), get_row(table.effects, row))
 
 
 def taken_rows(card: CardState) -> jax.Array:
     """Return :func:`is_taken` of all rows, bool [N + 1]."""
-    table = card.table
-    return _may_not_go(table.fields, table.times, table.effects, get_rows(card.streams, table.fields[:, Field.STREAM]))
+    return _may_not_go(card.table.fields, card.table.times, card.table.effects)
 
 
-def _may_not_go(fields: jax.Array, times: jax.Array, effect: jax.Array, stream: jax.Array) -> jax.Array:
-    is_served = stream[..., Stream.REPORTER] >= 0
-    is_owed = (fields[..., Field.KIND] == Kind.CALLBACK) & (effect == Effect.NONE) & is_served
+def _may_not_go(fields: jax.Array, times: jax.Array, effect: jax.Array) -> jax.Array:
     phase = times[..., Time.PHASE]
-    return is_pending(phase) | (phase == Phase.DONE) & is_owed
+    return is_pending(phase) | (phase == Phase.DONE) & is_owed(fields, effect)
+
+
+def is_owed(fields: jax.Array, effect: jax.Array) -> jax.Array:
+    """Return whether a command is a callback that its thread has not run and that was not given up."""
+    return (fields[..., Field.KIND] == Kind.CALLBACK) & (effect == Effect.NONE)
 
 
 def refusal(card: CardState, slot: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ from ascend_jax.runtime.drops import remove_streams
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.handles import find, free_slot, handle_of, has_context, vacate
 from ascend_jax.runtime.host import spend
-from ascend_jax.runtime.layout import Context, Device, Event, Stream, Thread
+from ascend_jax.runtime.layout import Capture, Context, Device, Event, Stream, Thread
 from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code
@@ -78,9 +78,11 @@ def _create(card: CardState, site: Number) -> tuple:
 @stage
 def _plan_destroy(card: CardState, context: Number, site: Number) -> tuple:
     is_alive, slot = find(card.contexts, context, Context)
-    ok = is_alive & (slot != PRIMARY)
-    card, _ = answer(card, jnp.where(ok, Code.SUCCESS, Code.RT_CONTEXT_NULL), site, layout.NONE)
-    return card, jnp.where(ok, slot, layout.NONE)
+    is_own = (card.streams[:, Stream.ALIVE] == 1) & (card.streams[:, Stream.CONTEXT] == slot)
+    is_recording = (is_own & (card.streams[:, Stream.CAPTURE] != Capture.NONE)).any()
+    code = first_code((~is_alive | (slot == PRIMARY), Code.RT_CONTEXT_NULL), (is_recording, Code.RT_STREAM_CAPTURED))
+    card, code = answer(card, code, site, layout.NONE)
+    return card, jnp.where(code == Code.SUCCESS, slot, layout.NONE)
 
 
 @stage
@@ -133,7 +135,8 @@ def destroy_context(card: CardState, context: Number, *, site: Site = None) -> C
 
     A thread that has it current is left without one. Status 107002 for the primary context, which only
     ``reset_device`` ends, and for a handle that is unknown or already destroyed (hicann/runtime ``api_impl.cc``);
-    900003 if one of its streams can never finish, and then nothing is destroyed.
+    107027 while one of its streams is captured, as it waits for them; 900003 if one of them can never finish. Then
+    nothing is destroyed.
     """
     card, slot = _plan_destroy(card, context, site)
     return _remove(*drain(card, Goal(context=slot), slot, site))

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from ascend_jax.runtime import layout
-from ascend_jax.runtime.commands import is_pending
+from ascend_jax.runtime.commands import is_owed, is_pending, row_of
 from ascend_jax.runtime.handles import master_of, vacate
-from ascend_jax.runtime.layout import Clock, Effect, Field, Phase, Stream, Time
+from ascend_jax.runtime.layout import Clock, Effect, Event, Field, Phase, Stream, Time
+from ascend_jax.runtime.program import nothing
 from ascend_jax.runtime.rows import Number, get_rows, with_entries
 from ascend_jax.runtime.state import CardState
 
@@ -56,12 +57,42 @@ def fresh_stream(card: CardState) -> dict[Stream, Number]:
     return {**layout.FRESH_HEAD, **layout.NAMELESS, **rows}
 
 
+def give_up_callbacks(card: CardState, is_gone: jax.Array) -> CardState:
+    """Return ``card`` with callbacks (bool [N + 1], rows) that nobody will run any more."""
+    effects = jnp.where(is_gone & is_owed(card.table.fields, card.table.effects), Effect.PUBLISHED, card.table.effects)
+    return dataclasses.replace(card, table=dataclasses.replace(card.table, effects=effects))
+
+
+def erase_recorded(card: CardState, is_gone: jax.Array) -> CardState:
+    """Return ``card`` without some recorded commands (bool [N + 1]): rows empty, their events as if never recorded."""
+    rows = card.table.rows
+    fields, times = card.table.fields, card.table.times
+
+    def is_inside(sequence: jax.Array) -> jax.Array:
+        row = row_of(fields, jnp.maximum(sequence, 0))
+        is_it = get_rows(fields, row)[:, Field.SEQUENCE] == sequence
+        return (sequence != layout.NONE) & get_rows(is_gone, row) & is_it
+
+    is_recorded = is_inside(card.events[:, Event.RECORD])
+    events = {
+        Event.RECORD: jnp.where(is_recorded, layout.NONE, card.events[:, Event.RECORD]),
+        Event.CAPTURED: jnp.where(is_recorded, 0, card.events[:, Event.CAPTURED]),
+    }
+    table = dataclasses.replace(
+        card.table,
+        fields=jnp.where(is_gone[:, None], nothing(1, rows), fields),
+        times=jnp.where(is_gone[:, None], with_entries(times, {Time.PHASE: Phase.EMPTY}), times),
+    )
+    return dataclasses.replace(card, table=table, events=with_entries(card.events, events))
+
+
 def remove_streams(card: CardState, is_gone: jax.Array) -> CardState:
-    """Return ``card`` without some streams (bool [S + 1]); what they hold is dropped, captured commands included."""
+    """Return ``card`` without some streams (bool [S + 1]); what they hold is dropped, what they record is forgotten."""
     is_gone |= get_rows(is_gone, master_of(card.streams))
     card = drop(card, is_gone)
-    is_captured = card.table.times[:, Time.PHASE] == Phase.CAPTURED
-    card = _drop_rows(card, is_captured & get_rows(is_gone, card.table.fields[:, Field.STREAM]))
+    is_mine = get_rows(is_gone, card.table.fields[:, Field.STREAM])
+    is_recorded = is_mine & (card.table.times[:, Time.PHASE] == Phase.CAPTURED)
+    card = erase_recorded(give_up_callbacks(card, is_mine), is_recorded)
     first = card.events.shape[0] + card.values.shape[0]  # the streams' cells count callbacks
     counted = jnp.where(is_gone[:, None], 0, card.cells[first : first + card.streams.shape[0]])
     cells = lax.dynamic_update_slice(card.cells, counted, (first, 0))

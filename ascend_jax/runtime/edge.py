@@ -7,6 +7,8 @@ A *verb* is what people call; it captures the call site. A *stage* is one compil
 import dataclasses
 import functools
 import gc
+import inspect
+import typing
 from array import array
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -25,13 +27,50 @@ Site = int | jax.Array | None  # a call site; None until `verb` fills it in
 
 
 def verb(function: F) -> F:
-    """Pass the caller's site to ``function`` as ``site`` unless one is given."""
+    """Pass the caller's site to ``function`` as ``site`` unless one is given; refuse numbers that are not whole.
+
+    A parameter that is declared as ``Number`` (or ``Number | None``) is a handle, a count, a flag or a time in whole
+    units: a float or a bool there is a TypeError, whatever it would round to.
+    """
+    parameters = inspect.signature(function).parameters
+    wanted = tuple(name if _is_number(one.annotation) else "" for name, one in parameters.items())
 
     @functools.wraps(function)
     def call(*args: Any, site: Any = None, **options: Any) -> Any:
+        for name, value in zip(wanted, args, strict=False):
+            if name and type(value) is not int:
+                _check_whole(name, value)
+        for name, value in options.items():
+            if type(value) is not int and name in wanted:
+                _check_whole(name, value)
         return function(*args, site=callsite.here() if site is None else site, **options)
 
     return call  # type: ignore[return-value]
+
+
+def _check_whole(name: str, value: Any) -> None:
+    # the quick way for what other calls return
+    if value is not None and getattr(getattr(value, "dtype", None), "kind", "") not in ("i", "u"):
+        require_whole(**{name: value})
+
+
+def _is_number(annotation: Any) -> bool:
+    return set(typing.get_args(annotation)) - {type(None)} == {int, jax.Array}
+
+
+def require_whole(**numbers: Any) -> None:
+    """Refuse what counts nothing and names nothing.
+
+    Raises:
+      TypeError: A number is a bool or has a fraction.
+    """
+    for name, number in numbers.items():
+        if isinstance(number, int | np.integer) and not isinstance(number, bool):
+            continue
+        kind = getattr(number, "dtype", None) or jnp.result_type(number)
+        if not jnp.issubdtype(kind, np.integer):
+            given = f"of type {kind}" if isinstance(number, jax.core.Tracer) else f"= {number!r}"
+            raise TypeError(f"{name} {given}: must be a whole number")
 
 
 _EAGER = get_opaque_trace_state()
@@ -136,7 +175,8 @@ def stage(
     plain = function
 
     def strong(frame: _Frame, changed: tuple, shown: tuple, *args: Any, **options: Any) -> Any:
-        names = (*_changed(type(frame.card), reads, changes), *reads)
+        kind: Any = type(frame.card)
+        names = (*_changed(kind, reads, changes), *reads)
         card = _replaced(frame.card, dict(zip(names, (*changed, *shown), strict=True)))
         result = plain(card, *args, **options)
         result = result if isinstance(result, tuple) else (result,)
@@ -152,7 +192,8 @@ def stage(
     def call(card: Any, *args: Any, **options: Any) -> Any:
         if isinstance(card, tuple):
             raise TypeError("card is a tuple: the call before returned a card and a value; write card, value = ...")
-        kind, fields = type(card), card.__dict__
+        kind: Any = type(card)
+        fields = card.__dict__
         names = _changed(kind, reads, changes)
         frame = _frame(kind, tuple([fields[name] for name in _static(kind)]))
         changed, shown = tuple([fields[name] for name in names]), tuple([fields[name] for name in reads])
@@ -179,7 +220,7 @@ class _Frame:
 @functools.cache
 def _frame(card_type: type, constants: tuple) -> _Frame:
     """Return the frame of cards with these constants: always the same one, so that comparing frames takes no time."""
-    card = object.__new__(card_type)
+    card: Any = object.__new__(card_type)
     card.__dict__.update(dict.fromkeys(field.name for field in dataclasses.fields(card_type)), kernels=())
     return _Frame(_replaced(card, dict(zip(_static(card_type), constants, strict=True))))
 

@@ -90,6 +90,11 @@ def _slots(column: jax.Array, card: CardState, kind: EventKind) -> jax.Array:
     return column[card.max_events : card.events.shape[0]] if kind in NOTIFIES else column[: card.max_events]
 
 
+def is_missing(card: CardState, kind: EventKind) -> jax.Array:
+    """Return whether the product has no events or notifies of a kind: only the 950 has counting notifies."""
+    return card.chip["has_counting_notifies"] == 0 if kind == EventKind.COUNTING else jnp.bool_(False)
+
+
 def take(card: CardState, flag: Number, kind: EventKind) -> tuple[CardState, jax.Array, jax.Array]:
     """Return the card with one more event or notify, its handle or NONE, and the code."""
     flag = jnp.asarray(flag, jnp.int32)
@@ -101,6 +106,7 @@ def take(card: CardState, flag: Number, kind: EventKind) -> tuple[CardState, jax
         taken |= busy_cells(card)[: taken.shape[0]]
     is_free, slot = free_slot(_slots(taken, card, kind))
     code = first_code(
+        (is_missing(card, kind), Code.FEATURE_NOT_SUPPORT),
         (~has_context(card), Code.RT_CONTEXT_NULL),
         (~is_known, Code.RT_PARAM_INVALID),
         (

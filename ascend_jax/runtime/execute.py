@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ascend_jax.runtime.binding import bind, has_value_marks
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import answer, is_pending, planned_fault, refusal, row_of, taken_rows
 from ascend_jax.runtime.drops import fresh_stream
@@ -33,7 +34,7 @@ from ascend_jax.runtime.rows import Number, get_row, get_rows, put_rows, with_en
 from ascend_jax.runtime.state import CardState, CommandTable
 from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.streams import streams_free, taken_slots
-from ascend_jax.runtime.synchronize import await_room
+from ascend_jax.runtime.synchronize import await_room, look
 
 
 class Place(NamedTuple):
@@ -48,21 +49,27 @@ class Place(NamedTuple):
     entry: jax.Array  # int32 [K, len(Stream)], the streams before, those just opened included
 
 
-@stage
-def _append(card: CardState, program: Program, kernel_of: jax.Array, stream: Number, site: Number) -> CardState:
+@stage(static=("has_values",), reads=("chip", "memory"))
+def _append(
+    card: CardState, program: Program, kernel_of: jax.Array, stream: Number, site: Number, *, has_values: bool
+) -> CardState:
     """Put all commands of the program in the table and link them into their streams, or none."""
     card = spend(card, card.chip["host_launch_ns"])
     code, slot = find_stream(card, stream)
     place, place_code = _place(card, program, slot)
     is_captured = get_row(card.streams, slot)[Stream.CAPTURE] != Capture.NONE
-    has_callback = jnp.isin(program.fields[:, Field.KIND], jnp.array([Kind.CALLBACK, Kind.CALLBACK_WAIT])).any()
-    rules = first_code((is_captured, Code.RT_STREAM_CAPTURED), (has_callback, Code.FEATURE_NOT_SUPPORT))
-    code = first_failing(code, rules, refusal(card, slot), place_code)
+    sequence = card.clock[Clock.ENQUEUED] + jnp.arange(program.rows, dtype=jnp.int32)
+    bound = bind(card, program, get_rows(place.slot, program.fields[:, Field.STREAM]), sequence, has_values)
+    rules = first_code((is_captured, Code.RT_STREAM_CAPTURED))
+    code = first_failing(code, rules, bound.code, refusal(card, slot), place_code)
     ok = code == Code.SUCCESS
-    table = _written(card, _on_card(card, program, place, kernel_of), program.operands, place, ok)
+    fields = with_entries(_on_card(card, program, place, kernel_of), bound.columns)
+    table = _written(card, fields, program.operands, place, ok)
     streams, table = _linked(card, program, place, table, ok)
     words = {Clock.ENQUEUED: card.clock[Clock.ENQUEUED] + jnp.where(ok, place.commands, 0)}
-    card = dataclasses.replace(card, table=table, streams=streams, clock=with_entries(card.clock, words))
+    values, cells = jnp.where(ok, bound.values, card.values), jnp.where(ok, bound.cells, card.cells)
+    clock = with_entries(card.clock, words)
+    card = dataclasses.replace(card, table=table, streams=streams, clock=clock, values=values, cells=cells)
     return answer(card, code, site, stream)[0]
 
 
@@ -151,8 +158,9 @@ def _on_card(card: CardState, program: Program, place: Place, kernel_of: jax.Arr
 def _written(card: CardState, fields: jax.Array, operands: jax.Array, place: Place, ok: jax.Array) -> CommandTable:
     """Return the table with the program's commands in it, if that is wanted."""
     kind = fields[:, Field.KIND]
-    moves = jnp.isin(kind, jnp.array([*TASKS, Kind.VALUE_WRITE])) & card.has_values
+    moves = jnp.isin(kind, jnp.array([*TASKS, Kind.VALUE_WRITE])) & card.has_values & (kind != Kind.HOST_FUNC)
     moves &= (kind != Kind.KERNEL) | (fields[:, Field.KERNEL] != NONE)
+    moves |= kind == Kind.CALLBACK  # not run yet
     queued = with_entries(jnp.zeros((fields.shape[0], len(Time)), jnp.int32), {Time.PHASE: Phase.QUEUED})
     effects = jnp.where(moves, Effect.NONE, Effect.PUBLISHED).astype(jnp.int32)
     number = jnp.minimum(place.number, fields.shape[0] - 1)
@@ -218,14 +226,19 @@ def execute_program(card: CardState, program: Program, stream: Number, *, site: 
     It takes the host as long as one launch. Stream 0 of the program becomes ``stream``; its other streams are hidden
     ones in free slots of the card, which are free again when the host has seen them empty. The program begins after
     what is in ``stream`` and what comes later in ``stream`` waits for all of it. Failures planned for the numbers that
-    its commands get apply; a failure in a hidden stream is one of ``stream``.
+    its commands get apply; a failure in a hidden stream is one of ``stream``. If that stops on failure, the one that
+    failed takes nothing more at once, the other streams of the program when the host next waits or asks. A callback is
+    handed to the host thread that served its stream when it was captured. A wait for a value looks at what memory holds
+    now, as if it were queued now.
 
-    Under ``jit`` the program is one argument like others; pad programs to one number of rows to share a compilation.
+    Under ``jit`` the program is one argument like others; pad programs to one number of rows to share a compilation. If
+    its commands are traced too, its waits for values see memory as the latest synchronization or query has left it.
 
     Returns:
-      The card. Status 107002 and 107003 as every stream call, 107027 while the stream is captured, 207000 for a program
-      with callbacks, 207005 if there are not enough free streams, 900001 if the table has too few rows (outside
-      ``jit`` the host first blocks until enough commands have finished).
+      The card. Status 107002 and 107003 as every stream call, 107027 while the stream is captured, 107015 for a program
+      with a callback for a host thread that is not there, 107000 for one with a notify or a flag event that is not,
+      900005 if ``max_values`` other addresses are in use, 207005 if there are not enough free streams, 900001 if the
+      table has too few rows (outside ``jit`` the host first blocks until enough commands have finished).
 
     Raises:
       ValueError: The program is a batch.
@@ -250,4 +263,7 @@ def execute_program(card: CardState, program: Program, stream: Number, *, site: 
         numbers.append(number)
     plain = dataclasses.replace(program, kernels=()).padded(max(program.rows, 1))
     card = _make_room(card, plain)
-    return _append(card, plain, np.array(numbers or [NONE], np.int32), stream, site)
+    has_values = has_value_marks(plain)
+    if has_values:
+        card = look(card, site)  # memory as it is now
+    return _append(card, plain, np.array(numbers or [NONE], np.int32), stream, site, has_values=has_values is not False)

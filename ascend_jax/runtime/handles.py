@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from ascend_jax.runtime.codes import Code
+from ascend_jax.runtime.edge import require_whole
 from ascend_jax.runtime.layout import NONE, Context, Device, Event, EventKind, Stream, Thread
 from ascend_jax.runtime.rows import Number, get_row, with_entries
 from ascend_jax.runtime.state import CardState
@@ -33,7 +34,12 @@ def handle_of(slot: Number, generation: Number) -> jax.Array:
 
 
 def find(table: jax.Array, handle: Number, columns: type[enum.IntEnum]) -> tuple[jax.Array, jax.Array]:
-    """Return (whether ``handle`` is alive, its slot, in range even if not) in a table with ALIVE and GENERATION."""
+    """Return (whether ``handle`` is alive, its slot, in range even if not) in a table with ALIVE and GENERATION.
+
+    Raises:
+      TypeError: The handle is no whole number.
+    """
+    require_whole(handle=handle)
     handle = jnp.asarray(handle, jnp.int32)
     slot = jnp.minimum(slot_of(handle), table.shape[0] - 1)
     entry = get_row(table, slot)
@@ -80,6 +86,7 @@ def find_stream(card: CardState, handle: Number) -> tuple[jax.Array, jax.Array]:
 
     Codes: 107002 without a current context, 107003 for a stream that is unknown, destroyed or another context's.
     """
+    require_whole(stream=handle)
     context = card.device[Device.CONTEXT]
     default = get_row(card.contexts, jnp.maximum(context, 0))[Context.STREAM]
     handle = jnp.asarray(handle, jnp.int32)
@@ -106,7 +113,8 @@ def find_notify(card: CardState, handle: Number, kind: EventKind = EventKind.NOT
 
 
 def find_thread(card: CardState, thread: Number) -> tuple[jax.Array, jax.Array]:
-    """Return (whether there is such a thread, its row, in range even if not)."""
+    """Return (whether there is such a thread, its row, in range even if not); TypeError for no whole number."""
+    require_whole(thread=thread)
     thread = jnp.asarray(thread, jnp.int32)
     row = jnp.clip(thread, 0, card.threads.shape[0] - 1)
     return (row == thread) & (get_row(card.threads, row)[Thread.ALIVE] == 1), row

@@ -39,23 +39,35 @@ def _work(card: CardState, duration: tuple[Any, Any]) -> CardState:
     return set_host(card, clock.plus(host_now(card), Instant(*(jnp.asarray(limb, jnp.int32) for limb in duration))))
 
 
-def host_work(card: CardState, duration_ns: int | float | jax.Array) -> CardState:
-    """Return ``card`` after the host program has computed for ``duration_ns`` on its own.
+def duration_limbs(duration_ns: int | float | jax.Array, name: str, most_ns: int) -> tuple[Any, Any]:
+    """Return how long the host program does something as (hi, lo) limbs of ns.
 
     Python ints and integer arrays are exact; a float is rounded up to whole ns.
 
     Raises:
-      ValueError: The duration is negative or no number (in arrays, values below 0 and NaN count as 0).
+      ValueError: The duration is negative, longer than ``most_ns`` or no number (in arrays, values below 0 and NaN
+        count as 0, and longer ones as the longest).
     """
     if not isinstance(duration_ns, jax.Array):
-        if not 0 <= duration_ns <= LONGEST_NS:
-            raise ValueError(f"duration_ns = {str(duration_ns)[:24]}: must be from 0 to {LONGEST_NS} (36 years)")
-        whole = math.ceil(duration_ns)
-        return _work(card, divmod(whole, layout.LIMB))
+        if not 0 <= duration_ns <= most_ns:
+            raise ValueError(f"{name} = {str(duration_ns)[:24]}: must be from 0 to {most_ns}")
+        return divmod(math.ceil(duration_ns), layout.LIMB)
     if jnp.issubdtype(duration_ns.dtype, jnp.integer):
         least = jnp.maximum(duration_ns, 0)
-        return _work(card, ((least >> 30).astype(jnp.int32), (least & (layout.LIMB - 1)).astype(jnp.int32)))
-    return _work(card, clock.from_ns(jnp.clip(jnp.nan_to_num(duration_ns), 0.0, float(LONGEST_NS))))
+        if most_ns <= jnp.iinfo(duration_ns.dtype).max:
+            least = jnp.minimum(least, most_ns)
+        return (least >> 30).astype(jnp.int32), (least & (layout.LIMB - 1)).astype(jnp.int32)
+    most = np.nextafter(np.float32(most_ns), np.float32(0))
+    instant = clock.from_ns(jnp.clip(jnp.nan_to_num(duration_ns), 0.0, most))
+    return instant.hi, instant.lo
+
+
+def host_work(card: CardState, duration_ns: int | float | jax.Array) -> CardState:
+    """Return ``card`` after the host program has computed for ``duration_ns`` (at most 36 years) on its own.
+
+    What it takes and refuses is what :func:`duration_limbs` says.
+    """
+    return _work(card, duration_limbs(duration_ns, "duration_ns", LONGEST_NS))
 
 
 def host_time_ns(card: CardState) -> int:

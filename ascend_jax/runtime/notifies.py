@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from ascend_jax.runtime import layout
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import Command, answer, enqueue
-from ascend_jax.runtime.edge import Site, stage, verb
-from ascend_jax.runtime.event_slots import put_back, take
+from ascend_jax.runtime.edge import Site, require_whole, stage, verb
+from ascend_jax.runtime.event_slots import is_missing, put_back, take
 from ascend_jax.runtime.handles import find_notify, find_stream
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Change, Condition, EventKind, Field, Kind
@@ -25,16 +25,32 @@ from ascend_jax.runtime.synchronize import look, make_room
 from ascend_jax.runtime.timeouts import is_wrong_timeout, timeout_fields
 
 
-@stage
-def _create(card: CardState, flag: Number, site: Number) -> tuple:
-    card, handle, code = take(spend(card, card.chip["host_event_ns"]), flag, EventKind.NOTIFY)
+@stage(static=("kind",))
+def create_kind(card: CardState, flag: Number, site: Number, *, kind: EventKind) -> tuple:
+    """Return the card with one more notify of a kind, and its handle."""
+    card, handle, code = take(spend(card, card.chip["host_event_ns"]), flag, kind)
     return answer(card, code, site, layout.NONE)[0], handle
 
 
-@stage
-def _destroy(card: CardState, notify: Number, site: Number) -> CardState:
-    code, row = find_notify(card, notify)
+@stage(static=("kind",))
+def destroy_kind(card: CardState, notify: Number, site: Number, *, kind: EventKind) -> CardState:
+    """Return the card without a notify of a kind."""
+    code, row = find_kind(card, notify, kind)
     return answer(put_back(card, row, code), code, site, layout.NONE)[0]
+
+
+@stage(static=("kind",))
+def id_of_kind(card: CardState, notify: Number, site: Number, *, kind: EventKind) -> tuple:
+    """Return the card and the number of a notify of a kind on the device, -1 on failure."""
+    code, row = find_kind(card, notify, kind)
+    card, _ = answer(card, code, site, layout.NONE)
+    return card, jnp.where(code == Code.SUCCESS, row - card.max_events, layout.NONE)
+
+
+def find_kind(card: CardState, notify: Number, kind: EventKind) -> tuple[jax.Array, jax.Array]:
+    """Return (code, row of ``card.events``) of a notify of a kind; 207000 where the product has none."""
+    code, row = find_notify(card, notify, kind)
+    return first_failing(first_code((is_missing(card, kind), Code.FEATURE_NOT_SUPPORT)), code), row
 
 
 @stage
@@ -77,13 +93,6 @@ def _batch_reset(card: CardState, notifies: tuple[Number, ...], site: Number) ->
     return answer(spend(card, card.chip["host_event_ns"]), code, site, layout.NONE)[0]
 
 
-@stage
-def _id(card: CardState, notify: Number, site: Number) -> tuple:
-    code, row = find_notify(card, notify)
-    card, _ = answer(card, code, site, layout.NONE)
-    return card, jnp.where(code == Code.SUCCESS, row - card.max_events, layout.NONE)
-
-
 @verb
 def create_notify(card: CardState, flag: Number = 0, *, site: Site = None) -> tuple[CardState, jax.Array]:
     """Create a notify (``aclrtCreateNotify``).
@@ -103,7 +112,7 @@ def create_notify(card: CardState, flag: Number = 0, *, site: Site = None) -> tu
     >>> int(notify)
     0
     """
-    return _create(card, flag, site)
+    return create_kind(card, flag, site, kind=EventKind.NOTIFY)
 
 
 @verb
@@ -112,7 +121,7 @@ def destroy_notify(card: CardState, notify: Number, *, site: Site = None) -> Car
 
     Status 107000 for an unknown notify.
     """
-    return _destroy(card, notify, site)
+    return destroy_kind(card, notify, site, kind=EventKind.NOTIFY)
 
 
 @verb
@@ -152,10 +161,12 @@ def notify_batch_reset(card: CardState, notifies: Sequence[Number], *, site: Sit
 
     Status 107000 for no notify at all, or if any is unknown; then none is cleared.
     """
+    for notify in notifies:
+        require_whole(notify=notify)
     return _batch_reset(look(card, site), tuple(notifies), site)
 
 
 @verb
 def notify_id(card: CardState, notify: Number, *, site: Site = None) -> tuple[CardState, jax.Array]:
     """Return the card and the notify's number on the device, -1 on failure (``aclrtGetNotifyId``)."""
-    return _id(card, notify, site)
+    return id_of_kind(card, notify, site, kind=EventKind.NOTIFY)

@@ -233,6 +233,9 @@ def _check_rows(table: np.ndarray, kernels: int) -> None:
     _refuse(is_task & (depends != NONE), "DEPENDS must be NONE, as only marks wait")
     _refuse(is_task & (_block_ns(table) < 1), "a block of a task takes at least 1 ns")
     _refuse(_block_ns(table) > LONGEST_BLOCK_NS, f"a block takes at most {LONGEST_BLOCK_NS} ns")
+    is_held = kind == Kind.CALLBACK_WAIT
+    has_callback = np.append(False, (kind[:-1] == Kind.CALLBACK) & (stream[:-1] == stream[1:]))[: len(table)]
+    _refuse(is_held & ~has_callback, "a wait for a callback comes right after the callback, in its stream")
     begins = np.zeros(len(table), bool)
     begins[np.unique(stream, return_index=True)[1]] = True
     _refuse(begins & (stream != 0) & (depends == NONE), "a stream other than 0 begins with a wait for an earlier row")

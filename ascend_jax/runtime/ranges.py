@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.runtime import layout
+from ascend_jax.runtime.edge import require_whole
 from ascend_jax.runtime.layout import GRANULE_BYTES, GRANULE_SHIFT
 from ascend_jax.runtime.rows import Number
 
@@ -52,18 +53,6 @@ def is_host(pointer: Any) -> Any:
 def is_device(pointer: Any) -> Any:
     """Return, elementwise, whether an address is one of the device, virtual ones included."""
     return (pointer >= layout.HOST_END) & (pointer != layout.NULL)
-
-
-def require_whole(**numbers: Number) -> None:
-    """Refuse what counts nothing.
-
-    Raises:
-      TypeError: A number is a bool or has a fraction.
-    """
-    for name, number in numbers.items():
-        is_whole = isinstance(number, int | np.integer) and not isinstance(number, bool)
-        if not is_whole and not jnp.issubdtype(getattr(number, "dtype", None) or jnp.result_type(number), np.integer):
-            raise TypeError(f"{name} = {number!r}: must be a whole number")
 
 
 def address(pointer: Number) -> Number:

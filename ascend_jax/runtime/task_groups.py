@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ascend_jax.runtime.capture import origins_of
+from ascend_jax.runtime.capture import origins_of, unsupported
 from ascend_jax.runtime.codes import AscendError, Code
 from ascend_jax.runtime.commands import answer
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
@@ -42,7 +42,7 @@ def _mark(card: CardState, stream: Number, is_end: Number, site: Number) -> tupl
         (entry[Stream.CAPTURE] == Capture.NONE, Code.RT_STREAM_NOT_CAPTURED),
         (is_open != is_end, Code.STREAM_TASK_GROUP_STATUS),
     )
-    code = first_failing(code, rules)
+    code = first_failing(unsupported(card), code, rules)
     now = _captured_so_far(card, slot)
     noted = with_entries(entry, {Stream.CAPTURE_GROUP: jnp.where(is_end, 0, now + 1)})
     streams = put_if(code == Code.SUCCESS, card.streams, slot, noted)

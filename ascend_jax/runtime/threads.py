@@ -15,13 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.runtime import clock, layout
+from ascend_jax.runtime.callbacks import is_serving
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.codes import AscendError, Code
 from ascend_jax.runtime.commands import answer
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.handles import find_thread, free_slot
 from ascend_jax.runtime.host import host_now, set_host
-from ascend_jax.runtime.layout import Device, Stream, Thread
+from ascend_jax.runtime.layout import Device, Thread
 from ascend_jax.runtime.rows import Number, get_row, put_if, put_row, with_entries
 from ascend_jax.runtime.state import CardState, require_single
 from ascend_jax.runtime.status import first_code
@@ -70,10 +71,9 @@ def _join(card: CardState, thread: Number, site: Number) -> CardState:
 @stage
 def _end(card: CardState, thread: Number, site: Number) -> CardState:
     is_there, row = find_thread(card, thread)
-    is_served = (card.streams[:, Stream.ALIVE] == 1) & (card.streams[:, Stream.REPORTER] == row)
     code = first_code(
         (~is_there | (row == card.device[Device.THREAD]), Code.RT_PARAM_INVALID),
-        (is_served.any(), Code.RT_STREAM_SUBSCRIBE),
+        (is_serving(card, row), Code.RT_STREAM_SUBSCRIBE),
     )
     gone = jnp.array([0, 0, 0, layout.NONE, 0], jnp.int32)
     card = dataclasses.replace(card, threads=put_if(code == Code.SUCCESS, card.threads, row, gone))
@@ -117,7 +117,8 @@ def join_thread(card: CardState, thread: Number, *, site: Site = None) -> CardSt
 def end_thread(card: CardState, thread: Number, *, site: Site = None) -> CardState:
     """Give a thread's number back.
 
-    Status 107000 for an unknown thread and for the current one, 107011 while it serves the callbacks of a stream.
+    Status 107000 for an unknown thread and for the current one, 107011 while it serves the callbacks of a stream
+    or has callbacks of a program to run.
     """
     return _end(card, thread, site)
 

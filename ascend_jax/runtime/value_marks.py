@@ -6,6 +6,7 @@ what memory holds at every call on the address while no unfinished command uses 
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from ascend_jax.runtime.handles import find_stream, value_cell
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.layout import Change, Condition, Field, Kind
 from ascend_jax.runtime.ranges import Range, byte_range, is_host
-from ascend_jax.runtime.rows import Number, get_row, put_if
+from ascend_jax.runtime.rows import Number, get_row, put_row
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
 from ascend_jax.runtime.synchronize import look, make_room
@@ -62,41 +63,57 @@ def _traced_words(value: jax.Array) -> Words:
     return (low >> 31 if jnp.issubdtype(value.dtype, jnp.signedinteger) else jnp.zeros_like(low)), low
 
 
-def _find(card: CardState, place: Range) -> tuple[jax.Array, jax.Array]:
-    """Return (code, value slot) of an address: its own, one that nobody had, or one that nobody uses.
+class Slots(NamedTuple):
+    """Which addresses have a cell, and what lies in it."""
 
-    Memory keeps the value of an address without a slot; a card without bytes keeps slots until their block is gone.
+    places: jax.Array  # int32 [V, 2], granule and byte offset; 0: nobody's
+    cells: jax.Array  # int32 [V, 2], high and low word
+    is_idle: jax.Array  # bool [V]: no unfinished command uses the cell
+    is_free: jax.Array  # bool [V]: it may be given to another address
+
+
+def value_slots(card: CardState, places: Range) -> tuple[Slots, jax.Array]:
+    """Return the slots as they are and what memory holds at some addresses, int32 [N, 2].
+
+    Memory keeps the value of an address without a slot; a card without bytes keeps slots until their block is gone, and
+    its memory holds 0.
     """
-    values = card.values
-    is_it = (values[:, 0] == place.pointer) & (values[:, 1] == place.offset)
-    is_new = values[:, 0] == layout.NULL
-    cells = card.events.shape[0]
-    is_idle = busy_cells(card)[cells : cells + len(values)] == 0
+    values, first = card.values, card.events.shape[0]
+    is_idle = busy_cells(card)[first : first + len(values)] == 0
     is_gone = jax.vmap(lambda at: check_range(card, Range(at[0], at[1], 0, VALUE_BYTES)))(values) != Code.SUCCESS
-    is_free = is_new | (is_idle & (card.has_values | is_gone))
-    slot = jnp.argmax(is_it * 4 + is_new * 2 + is_free * 1).astype(jnp.int32)
-    on_host = first_code((is_host(place.pointer), Code.RT_PARAM_INVALID))
-    rest = first_code(
-        ((place.offset & (VALUE_BYTES - 1)) != 0, Code.RT_ADDR_UNALIGNED),
-        (~(is_it | is_free).any(), Code.OBJECT_TABLE_FULL),
+    is_free = (values[:, 0] == layout.NULL) | (is_idle & (card.has_values | is_gone))
+    slots = Slots(values, card.cells[first : first + len(values)], is_idle, is_free)
+    if not card.has_values:
+        return slots, jnp.zeros((*jnp.shape(places.pointer), 2), jnp.int32)
+    start = jnp.maximum(hbm.first_byte(card, places.pointer, places.offset), 0)
+    raw = jax.vmap(lambda first: lax.dynamic_slice(card.memory, (first,), (VALUE_BYTES,)))(start)
+    words = lax.bitcast_convert_type(raw.reshape(-1, 2, 4), jnp.int32)  # little endian: the low one first
+    return slots, words[:, ::-1]
+
+
+def give_slot(
+    slots: Slots, pointer: jax.Array, offset: jax.Array, content: jax.Array, *, keeps: bool = False
+) -> tuple[Slots, jax.Array, jax.Array]:
+    """Return (slots, slot, whether there is one) of an address: its own, one that nobody had, or one nobody uses.
+
+    An idle cell takes over ``content``, what memory holds there; with ``keeps`` there is no memory, and an address that
+    has a slot keeps what is in its cell.
+    """
+    is_it = (slots.places[:, 0] == pointer) & (slots.places[:, 1] == offset)
+    is_new = slots.places[:, 0] == layout.NULL
+    slot = jnp.argmax(is_it * 4 + is_new * 2 + slots.is_free * 1).astype(jnp.int32)
+    found = (is_it | slots.is_free).any()
+    own = get_row(is_it, slot)
+    kept = get_row(slots.cells, slot)
+    taken_over = jnp.where(own & (keeps | ~get_row(slots.is_idle, slot)), kept, content)
+    no = jnp.bool_(False)
+    given = Slots(
+        put_row(slots.places, slot, jnp.stack([pointer, offset])),
+        put_row(slots.cells, slot, taken_over),
+        put_row(slots.is_idle, slot, no),
+        put_row(slots.is_free, slot, no),
     )
-    return first_failing(on_host, check_range(card, place), rest), slot
-
-
-def _refresh(card: CardState, place: Range, slot: jax.Array, code: jax.Array) -> CardState:
-    """Return the card with the address in its slot, and in its cell what memory holds if nobody uses the cell."""
-    ok, cell = code == Code.SUCCESS, value_cell(card, slot)
-    values = put_if(ok, card.values, slot, jnp.stack([place.pointer, place.offset]))
-    was = get_row(card.values, slot)
-    is_other = (was[0] != place.pointer) | (was[1] != place.offset)
-    cells = put_if(ok & is_other, card.cells, cell, jnp.zeros(2, jnp.int32))  # unless memory says otherwise
-    if card.has_values:
-        is_idle = get_row(busy_cells(card), cell) == 0
-        start = jnp.where(ok, hbm.first_byte(card, place.pointer, place.offset), 0)
-        raw = lax.dynamic_slice(card.memory, (start,), (VALUE_BYTES,))
-        low, high = lax.bitcast_convert_type(raw.reshape(2, 4), jnp.int32)  # little endian
-        cells = put_if(ok & is_idle, cells, cell, jnp.stack([high, low]))
-    return dataclasses.replace(card, values=values, cells=cells)
+    return given, slot, found
 
 
 @stage(static=("kind",), reads=("chip", "memory"))
@@ -106,11 +123,19 @@ def _mark(
     place, condition = translate(card, place), jnp.asarray(condition, jnp.int32)
     is_write = kind == Kind.VALUE_WRITE
     code, slot = find_stream(card, stream)
-    place_code, value_slot = _find(card, place)
+    code = first_failing(first_code((card.chip["has_value_marks"] == 0, Code.FEATURE_NOT_SUPPORT)), code)
+    slots, content = value_slots(card, Range(*(jnp.asarray(number)[None] for number in place)))
+    given, value_slot, is_found = give_slot(slots, place.pointer, place.offset, content[0], keeps=not card.has_values)
+    place_code = first_failing(
+        first_code((is_host(place.pointer), Code.RT_PARAM_INVALID)),
+        check_range(card, place),
+        first_code(
+            ((place.offset & (VALUE_BYTES - 1)) != 0, Code.RT_ADDR_UNALIGNED), (~is_found, Code.OBJECT_TABLE_FULL)
+        ),
+    )
     is_known = (condition >= Condition.GE) & (condition <= Condition.NOR)
     code = first_failing(code, place_code, first_code((~is_known & (not is_write), Code.RT_PARAM_INVALID)))
-    before = card.values, card.cells
-    card = spend(_refresh(card, place, value_slot, code), card.chip["host_event_ns"])
+    card = spend(card, card.chip["host_event_ns"])
     fields = {
         Field.OBJECT: value_slot,
         Field.CELL: value_cell(card, value_slot),
@@ -123,9 +148,8 @@ def _mark(
     operands = operand_rows(place)
     command = Command(kind, slot, operands=operands, writes=int(is_write), reads=int(not is_write), fields=fields)
     card, code = enqueue(card, command, code)
-    values, cells = (
-        jnp.where(code == Code.SUCCESS, new, old) for new, old in zip((card.values, card.cells), before, strict=True)
-    )
+    ok, cells = code == Code.SUCCESS, lax.dynamic_update_slice(card.cells, given.cells, (card.events.shape[0], 0))
+    values, cells = jnp.where(ok, given.places, card.values), jnp.where(ok, cells, card.cells)
     return answer(dataclasses.replace(card, values=values, cells=cells), code, site, stream)[0]
 
 
@@ -144,9 +168,10 @@ def value_write(
       site: Call site, filled in by the runtime.
 
     Returns:
-      The card. Status 107003 for an unknown stream, 100000 for the null pointer, 107000 for a host pointer or an
-      address outside every live block, 107008 if it is no multiple of 8, 900002 if no real bytes are behind it, 900005
-      if ``max_values`` other addresses are in use.
+      The card. Status 207000 on a product without this (``has_value_marks``: A2, A3 and 950 have it), 107003 for an
+      unknown stream, 100000 for the null pointer, 107000 for a host pointer or an address outside every live block,
+      107008 if it is no multiple of 8, 900002 if no real bytes are behind it, 900005 if ``max_values`` other addresses
+      are in use.
     """
     place = byte_range(pointer, offset, VALUE_BYTES)
     card = look(make_room(card, site, stream), site)

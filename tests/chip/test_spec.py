@@ -111,7 +111,14 @@ def test_measured_rates_of_a2():
 
 @pytest.mark.parametrize(
     ("name", "streams", "events", "depth"),
-    [("910B2", 1984, 65536, 2013), ("910A", 2048, 65535, 2042), ("310P3", 1024, 1023, 2042)],
+    [
+        ("910B2", 1984, 65536, 2013),
+        ("910_9392", 1984, 65536, 2013),
+        ("950PR_9599", 1984, 65536, 2014),
+        ("910A", 2048, 65535, 2042),
+        ("310P3", 1024, 1023, 2042),
+        ("310B1", 512, 65536, 2010),
+    ],
 )
 def test_runtime_limits(name, streams, events, depth):
     spec = chip(name)

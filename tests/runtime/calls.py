@@ -14,6 +14,7 @@ import ascend_jax as aj
 from ascend_jax.chip.fields import FIELDS
 from ascend_jax.ops.registry import Operator, Plan
 from ascend_jax.runtime.kernels import Executor, kernel_cost
+from ascend_jax.runtime.program import program_from_rows
 from tests.runtime.oracle import Card
 
 DEVICE, HOST = 0, 1  # places are coded (space, offset)
@@ -26,13 +27,13 @@ TIES = {
     "host_launch_ns": 10, "host_copy_enqueue_ns": 10, "host_copy_sync_ns": 20, "host_malloc_ns": 10, "host_free_ns": 10,
     "host_stream_create_ns": 10, "host_event_ns": 10, "host_sync_ns": 10, "host_op_prepare_ns": 10,
     "copy_latency_ns": 20, "h2d_bytes_per_s": 1e9, "d2h_bytes_per_s": 2e9, "d2d_bytes_per_s": 4e9,
-    "hbm_bytes_per_s": 16e9, "l2_bytes_per_s": 32e9, "has_priorities": 1,
+    "hbm_bytes_per_s": 16e9, "l2_bytes_per_s": 32e9, "has_priorities": 1, "has_counting_notifies": 1,
 }  # fmt: skip
 ODD = TIES | {
     "host_launch_ns": 4507, "host_copy_enqueue_ns": 3203, "host_copy_sync_ns": 12_007,
     "host_event_ns": 2953, "host_sync_ns": 2609, "copy_latency_ns": 5003,
     "h2d_bytes_per_s": 5e8, "d2h_bytes_per_s": 2.5e8, "d2d_bytes_per_s": 1e9,
-    "hbm_bytes_per_s": 1e9, "l2_bytes_per_s": 3e9, "has_priorities": 0,
+    "hbm_bytes_per_s": 1e9, "l2_bytes_per_s": 3e9, "has_priorities": 0, "has_counting_notifies": 0, "queue_depth": 3,
 }  # fmt: skip
 SHEETS = {"ties": TIES, "odd": ODD}
 
@@ -73,6 +74,7 @@ class Kit:
     pair: Executor
     device: int
     host: int
+    shelf: list[aj.Program] = dataclasses.field(default_factory=list)  # what the latest good capture has recorded
 
 
 def chip(fields: dict) -> aj.ChipSpec:
@@ -183,6 +185,15 @@ def _run_fill(k: Kit, c: aj.CardState, space: Any, offset: Any, value: Any, n: A
     dst, to = place(k, space, offset)
     verb = aj.memset_async if stream else aj.memset
     return verb(c, dst, value, n, *stream, dst_offset=to, site=SITE)
+
+
+def _end_capture(k: Kit, c: aj.CardState, stream: Any) -> tuple:
+    """Keep what was recorded for ``execute``; not for compiled programs, which have no place for it."""
+    c, program = aj.capture_end(c, stream, site=SITE)
+    if int(aj.last_code(c)):
+        return c, jnp.int32(0)
+    k.shelf[:] = [program]
+    return c, jnp.int32(program.rows)
 
 
 COPY = ("space", "offset", "from_space", "start", "nbytes")
@@ -367,6 +378,25 @@ CALLS = {
         ("stream", "number", "callback_ns"),
         lambda k, c, s, n, d: aj.launch_host_func(c, s, n, duration_ns=d, site=SITE),
         lambda k, t, s, n, d: t.launch_host_func(s, n, d),
+    ),
+    "capture_begin": Call(
+        ("stream", "capture_mode"),
+        lambda k, c, s, m: aj.capture_begin(c, s, m, site=SITE),
+        lambda k, t, s, m: t.capture_begin(s, m),
+    ),
+    "capture_end": Call(("stream",), _end_capture, lambda k, t, s: t.capture_end(s)),
+    "capture_info": Call(
+        ("stream",), lambda k, c, s: aj.capture_info(c, s, site=SITE), lambda k, t, s: t.capture_info(s)
+    ),
+    "exchange_mode": Call(
+        ("capture_mode",),
+        lambda k, c, m: aj.capture_thread_exchange_mode(c, m, site=SITE),
+        lambda k, t, m: t.exchange_mode(m),
+    ),
+    "execute": Call(
+        ("stream",),
+        lambda k, c, s: aj.execute_program(c, k.shelf[0] if k.shelf else program_from_rows([]), s, site=SITE),
+        lambda k, t, s: t.execute(s),
     ),
     "inject_fault": Call(
         ("code", "skip", "reach"),

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from tests.runtime.calls_streams import StreamCalls
 from tests.runtime.machine import (
     NO_CONTEXT,
-    NOBODY,
     OBJECTS_FULL,
     RT_PARAM_INVALID,
+    STREAM_CAPTURED,
     SUCCESS,
-    Thread,
 )
+from tests.runtime.records import NOBODY, Thread
 
-NO_STREAM, TASK_ABORT = 207005, 107022
+IS_SERVED, NO_STREAM, TASK_ABORT = 107011, 207005, 107022
 PRIMARY = 0
 
 
@@ -28,8 +28,8 @@ class DeviceCalls(StreamCalls):
 
     def _close_contexts(self, contexts: Sequence[int]) -> None:
         for context in contexts:
-            for slot in self._streams_of(context):
-                self._close_stream(slot)
+            while self._streams_of(context):
+                self._close_stream(self._streams_of(context)[0])
             for slots in (self.events, self.notifies):
                 for slot in [slot for slot, event in slots.live.items() if event.context == context]:
                     slots.give_back(slot)
@@ -55,7 +55,10 @@ class DeviceCalls(StreamCalls):
 
     def destroy_context(self, handle: int) -> None:
         slot = self._find_context(handle)
-        if self.answer(SUCCESS if slot else NO_CONTEXT) == SUCCESS and self._drain(self._streams_of(slot)):
+        code = SUCCESS if slot else NO_CONTEXT
+        if not code and any(self.streams.live[stream].capture for stream in self._streams_of(slot)):
+            code = STREAM_CAPTURED
+        if self.answer(code) == SUCCESS and self._drain(self._streams_of(slot)):
             self._close_contexts([slot])
 
     def set_context(self, handle: int) -> None:
@@ -87,7 +90,9 @@ class DeviceCalls(StreamCalls):
             self.host = max(self.host, self.threads[thread].host)
 
     def end_thread(self, thread: int) -> None:
-        if self._answer_thread(thread if thread != self.thread else NOBODY):
+        is_there = thread in self.threads and thread != self.thread
+        code = RT_PARAM_INVALID if not is_there else IS_SERVED if self.serves(thread) else SUCCESS
+        if self.answer(code) == SUCCESS:
             del self.threads[thread]
 
     def _answer_thread(self, thread: int) -> bool:

@@ -1,24 +1,20 @@
-"""The twin's calls: events, notifies, values in memory and callbacks."""
+"""The twin's calls: events, notifies and values in memory."""
 
 from collections.abc import Sequence
 
 from tests.runtime.calls_streams import EXTERNAL, StreamCalls
 from tests.runtime.machine import (
+    EVENT_CAPTURED,
     INVALID_PARAM,
-    NOBODY,
     OBJECTS_FULL,
     RT_PARAM_INVALID,
-    RUNTIME,
     SUCCESS,
-    Event,
-    Job,
-    Slots,
-    Stream,
 )
+from tests.runtime.records import NOBODY, Event, Slots, Stream
 from tests.runtime.scheduler import WORD
 
 NOT_SUPPORTED, NO_EVENT, NO_NOTIFY, UNALIGNED = 207000, 207007, 207009, 107008
-IS_SERVED, NOT_SERVED_HERE, NOBODY_SERVES, REPORT_TIMEOUT = 107011, 107012, 107015, 507012
+NO_DEPENDENCY, JOINS_DEFAULT = 107024, 107031
 SYNC, TIME_LINE, PROGRESS, DEVICE_ONLY, IPC = 0x01, 0x08, 0x02, 0x10, 0x40
 CONDITIONS = ("GE", "EQ", "AND", "NOR")
 NOTIFIES = ("notify", "counting")
@@ -41,7 +37,7 @@ class MarkCalls(StreamCalls):
         name = "notify" if kind in NOTIFIES else "event"
         free = [slot for slot in slots.free() if kind in ("plain", "ex") or not self.is_busy(self.cell(name, slot))]
         room = len(slots.live) < self.fields[limit]
-        code = self.has_context() or (SUCCESS if is_known else RT_PARAM_INVALID)
+        code = self._missing(kind) or self.has_context() or (SUCCESS if is_known else RT_PARAM_INVALID)
         if self.answer(code or (SUCCESS if free and room else full)):
             return NOBODY
         slots.live[free[0]] = Event(free[0], self.context, kind, flags)
@@ -72,6 +68,7 @@ class MarkCalls(StreamCalls):
 
     def _find_kind(self, slots: Slots, handle: int, kind: str) -> tuple[int, Event | None]:
         code, event = self.find_event(slots, handle)
+        code = self._missing(kind) or code
         return code or (RT_PARAM_INVALID if kind and event.kind != kind else SUCCESS), event
 
     def _find_both(
@@ -81,12 +78,17 @@ class MarkCalls(StreamCalls):
         wrong, event = self._find_kind(slots, handle, kind)
         if not (code or wrong) and event.kind not in NOTIFIES and event.flags & DEVICE_ONLY:
             wrong = RT_PARAM_INVALID
-        return code or wrong, event, stream
+        return self._missing(kind) or code or wrong, event, stream
+
+    def _missing(self, kind: str) -> int:
+        """Only some products have counting notifies; the others refuse their calls whatever else is wrong."""
+        return NOT_SUPPORTED if kind == "counting" and not self.fields["has_counting_notifies"] else SUCCESS
 
     def record_event(self, handle: int, stream_handle: int) -> None:
         self.make_room(stream_handle)
         self.spend("host_event_ns")
         code, event, stream = self._find_both(self.events, handle, stream_handle)
+        code = code or self._barred(stream, event)
         if not code:
             cell = {"cell": self._cell_of(event), "effect": "SET", "value2": 1} if event.kind == "flag" else {}
             code, job = self.enqueue("event record", stream.slot, handle=handle, **cell)
@@ -99,6 +101,7 @@ class MarkCalls(StreamCalls):
         code, event, stream = self._find_both(self.events, handle, stream_handle)
         if not code and not (event.kind == "flag" and event.flags & (SYNC | EXTERNAL | IPC)):
             code = NOT_SUPPORTED
+        code = code or self._barred(stream, event)
         if not code:
             code, _ = self.enqueue("event reset", stream.slot, handle=handle, cell=self._cell_of(event), effect="SET")
         self.answer(code)
@@ -111,7 +114,7 @@ class MarkCalls(StreamCalls):
             code = NOT_SUPPORTED
         if not code and event.kind == "plain" and event.record is None:
             code = RT_PARAM_INVALID
-        code = code or self.refusal(stream.slot)
+        code = code or self._barred(stream, event) or self._join_refused(stream, event) or self.refusal(stream.slot)
         record = None if code or event.kind == "flag" else event.record
         is_kept = record is not None and record.sequence >= len(self.jobs) - self.rows
         if is_kept and record.stream == stream.slot:  # in its own stream that is behind it anyway
@@ -123,8 +126,26 @@ class MarkCalls(StreamCalls):
             if event.kind == "flag":
                 what = {"cell": self._cell_of(event), "condition": "GE", "value": 1}
             timeout = self.wait_timeout if timeout_s is None else min(timeout_s, MOST_S) * 10**9
+            before = stream.capture
+            if record is not None and record.is_captured:
+                stream.capture = self.streams.live[record.stream].capture
             code, _ = self.enqueue("event wait", stream.slot, handle=handle, timeout=timeout, **what)
+            stream.capture = before if code else stream.capture
         self.answer(code)
+
+    @staticmethod
+    def _barred(stream: Stream, event: Event) -> int:
+        """A captured stream takes Ex events and EXTERNAL ones only."""
+        is_fit = (event.kind == "ex" and event.flags != IPC) or event.flags == EXTERNAL
+        return NOT_SUPPORTED if stream.capture and not is_fit else SUCCESS
+
+    def _join_refused(self, stream: Stream, event: Event) -> int:
+        """A default stream cannot join a capture, and a captured one not wait for what is not captured."""
+        if event.kind == "flag" or event.record is None:
+            return SUCCESS
+        if event.is_captured and not stream.capture and stream.slot == self.contexts.live[self.context]:
+            return JOINS_DEFAULT
+        return NO_DEPENDENCY if stream.capture and not event.is_captured else SUCCESS
 
     @staticmethod
     def _wrong_seconds(timeout_s: int) -> int:
@@ -147,7 +168,7 @@ class MarkCalls(StreamCalls):
         """0: nobody waits for it any more."""
         code, _ = self._asked(handle, bars_ex=True)
         waits = (job for job in self.jobs if job.kind == "event wait" and job.handle == handle)
-        return NOBODY if self.answer(code) else int(any(job.is_open for job in waits))
+        return NOBODY if self.answer(code) else int(any(job.is_queued for job in waits))
 
     def _asked(self, handle: int, *, bars_ex: bool) -> tuple[int, Event | None]:
         self.spend("host_sync_ns")
@@ -155,11 +176,12 @@ class MarkCalls(StreamCalls):
         code, event = self.find_event(self.events, handle)
         code = code or self.scheduler.device_error
         is_barred = not code and (event.flags == EXTERNAL or (bars_ex and event.kind == "ex"))
-        return code or (NOT_SUPPORTED if is_barred else SUCCESS), event
+        code = code or (NOT_SUPPORTED if is_barred else EVENT_CAPTURED if event.is_captured else SUCCESS)
+        return code, event
 
     @staticmethod
     def _is_unfinished(event: Event) -> bool:
-        return event.record is not None and event.record.is_open
+        return event.record is not None and event.record.is_queued
 
     def record_notify(self, handle: int, stream_handle: int) -> None:
         self.make_room(stream_handle)
@@ -246,7 +268,7 @@ class MarkCalls(StreamCalls):
         self.spend("host_event_ns")
         if not code:
             cell = self.cell("value", address)
-            code, _ = self.enqueue(kind, stream.slot, cell=cell, **look)
+            code, _ = self.enqueue(kind, stream.slot, cell=cell, address=address, **look)
             if not code:
                 self.values[address] = cell
                 if is_idle:
@@ -263,70 +285,3 @@ class MarkCalls(StreamCalls):
         wrong = SUCCESS if condition else RT_PARAM_INVALID
         look = {"condition": condition, "value": value % WORD, "timeout": self.wait_timeout}
         self._value("value wait", place, handle, wrong, **look)
-
-    # callbacks --------------------------------------------------------------------------------------------------
-
-    def subscribe_report(self, thread: int, handle: int) -> None:
-        code, stream = self.find_stream(handle)
-        code = code or (SUCCESS if thread in self.threads else RT_PARAM_INVALID)
-        code = code or (IS_SERVED if stream.reporter != NOBODY else SUCCESS)
-        if self.answer(code) == SUCCESS:
-            stream.reporter = thread
-
-    def unsubscribe_report(self, thread: int, handle: int) -> None:
-        code, stream = self.find_stream(handle)
-        if not code and (stream.reporter != thread or thread < 0):
-            code = IS_SERVED if stream.reporter < 0 else NOT_SERVED_HERE
-        if self.answer(code) == SUCCESS:
-            stream.reporter = NOBODY
-            self.lose_callbacks(stream.slot)
-
-    def launch_callback(self, handle: int, number: int, *, is_blocking: bool) -> None:
-        self.make_room(handle)
-        self.spend("host_event_ns")
-        code, stream = self.find_stream(handle)
-        code = code or (NOBODY_SERVES if stream.reporter < 0 else SUCCESS)
-        if not code:
-            whose = {"handle": number, "thread": stream.reporter, "has_run": False}
-            code, job = self.enqueue("callback", stream.slot, **whose)
-        if is_blocking:
-            self.make_room(handle)
-        if is_blocking and not code:
-            run = self.cell("callback", job.sequence)
-            code, _ = self.enqueue("callback wait", stream.slot, cell=run, condition="GE", value=1)
-        self.answer(code)
-
-    def launch_host_func(self, handle: int, number: int, duration_ns: int) -> None:
-        """It needs nobody to run it: a task that takes nothing of the chip. Its stream takes no callbacks any more."""
-        self.make_room(handle)
-        self.spend("host_event_ns")
-        code, stream = self.find_stream(handle)
-        code = code or (SUCCESS if stream.reporter < 0 else IS_SERVED)
-        if not code:
-            code, _ = self.enqueue("host function", stream.slot, handle=number, block=max(1, duration_ns), blocks=1)
-            stream.reporter = stream.reporter if code else RUNTIME
-        self.answer(code)
-
-    def process_report(self, timeout_ms: int, callback_ns: int) -> int:
-        """Return the number of the callback that was run."""
-        self.spend("host_sync_ns")
-        wrong, timeout = self._timeout(timeout_ms)
-        serves = any(stream.reporter == self.thread for stream in self.streams.live.values())
-        code = INVALID_PARAM if wrong else SUCCESS if serves else NOT_SERVED_HERE
-        if self.answer(code) == SUCCESS:
-            self.overrule(self.settle(lambda: bool(self._due()), timeout_ns=timeout, expired=REPORT_TIMEOUT))
-        due = self._due()
-        if self.last or not due:
-            self.look()
-            return NOBODY
-        job = min(due, key=lambda job: (job.end, job.stream, job.sequence))
-        self.host += max(0, callback_ns)
-        job.has_run = True
-        self.look()
-        self.scheduler.cells[self.cell("callback", job.sequence)] = 1
-        return job.handle
-
-    def _due(self) -> list[Job]:
-        """Callbacks that were handed to this thread and that it has not run."""
-        jobs = (job for job in self.jobs if job.thread == self.thread and not job.has_run)
-        return [job for job in jobs if job.end >= 0 and not job.result]

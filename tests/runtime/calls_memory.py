@@ -4,7 +4,12 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from math import floor
 
-from tests.runtime.machine import NOBODY, RT_PARAM_INVALID, SUCCESS, Machine
+from tests.runtime.machine import (
+    RT_PARAM_INVALID,
+    SUCCESS,
+    Machine,
+)
+from tests.runtime.records import NOBODY
 from tests.runtime.scheduler import POOL
 
 NOT_SUPPORTED, CUBE_LATE, VECTOR_LATE = 207000, 507014, 507034
@@ -101,7 +106,7 @@ class MemoryCalls(Machine):
     def _find_queue(self, handle: int | None) -> tuple[int, int]:
         """Return (code, slot): a blocking call runs on the host's own stream."""
         if handle is None:
-            return self.has_context(), self.host_stream
+            return self.has_context() or self.bars_blocking(), self.host_stream
         code, stream = self.find_stream(handle)
         return code, stream.slot if stream else NOBODY
 

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from tests.runtime.machine import (
     BAD_STREAM,
     DEADLOCK,
-    NOBODY,
+    EVENT_CAPTURED,
     OBJECTS_FULL,
     RT_PARAM_INVALID,
+    STREAM_CAPTURED,
     SUCCESS,
     Machine,
-    Stream,
 )
+from tests.runtime.records import NOBODY, Stream
 
 NOT_SUPPORTED, NO_STREAM, EVENT_TIMEOUT = 207000, 207005, 507047
 EXTERNAL = 0x20
@@ -23,11 +24,13 @@ class StreamCalls(Machine):
 
     # streams ----------------------------------------------------------------------------------------------------
 
-    def _streams_free(self) -> list[int]:
-        """Slots where a stream can be made: slot 0 is kept for the primary context."""
-        free = [slot for slot in self.streams.free() if slot]
+    def _streams_free(self, *, is_limited: bool = True) -> list[int]:
+        """Slots where a stream can be made: slot 0 is kept for the primary context, empty sides of programs are not."""
+        sides = {slot for slot, stream in self.streams.live.items() if stream.master != NOBODY}
+        idle = {slot for slot in sides if not self.scheduler.queues[slot]}
+        free = sorted({slot for slot in self.streams.free() if slot} | idle)
         taken = self.streams.count - len(free)
-        return free if taken < self.fields["max_streams"] else []
+        return free if taken < self.fields["max_streams"] or not is_limited else []
 
     def create_stream(self, priority: int = 0, flags: int = 0) -> int:
         self.spend("host_stream_create_ns")
@@ -43,11 +46,20 @@ class StreamCalls(Machine):
         stops = self.scheduler.stop_on_failure
         default = self.contexts.live.get(context)
         self.streams.live[slot] = Stream(slot, context, priority, flags)
+        self.scheduler.masters.pop(slot, None)
+        self.scheduler.stream_error[slot] = 0
+        stops.discard(slot)
         if default is not None and default in stops:
             stops.add(slot)
 
     def _close_stream(self, slot: int) -> None:
+        for side in [side for side, stream in self.streams.live.items() if stream.master == slot]:
+            self._close_stream(side)
+        capture = self.streams.live[slot].capture
+        if capture:
+            self.forget_capture(capture)
         self.scheduler.drop_stream(slot)
+        self.scheduler.masters.pop(slot, None)
         self.lose_callbacks(slot)
         self.scheduler.stream_error[slot] = 0
         self.scheduler.stop_on_failure.discard(slot)
@@ -56,7 +68,8 @@ class StreamCalls(Machine):
     def _plan_destroy(self, handle: int) -> Stream | None:
         code, stream = self.find_stream(handle)
         is_default = stream is not None and stream.slot in self.contexts.live.values()
-        return stream if self.answer(code or (BAD_STREAM if is_default else SUCCESS)) == SUCCESS else None
+        code = code or (BAD_STREAM if is_default else STREAM_CAPTURED if stream.capture else SUCCESS)
+        return stream if self.answer(code) == SUCCESS else None
 
     def _drain(self, slots: Sequence[int]) -> bool:
         """Block until streams are empty; what has failed there is not reported, only that it can never be."""
@@ -80,6 +93,7 @@ class StreamCalls(Machine):
         self.look()
         code, stream = self.find_stream(handle)
         errors = self.scheduler.stream_error
+        code = code or (STREAM_CAPTURED if stream.capture else SUCCESS)
         code = code or self.scheduler.device_error or errors[stream.slot]
         return NOBODY if self.answer(code) else int(bool(self.scheduler.queues[stream.slot]))
 
@@ -117,6 +131,7 @@ class StreamCalls(Machine):
         self.spend("host_sync_ns")
         wrong, timeout = self._timeout(timeout_ms)
         code, stream = self.find_stream(handle)
+        code = code or (STREAM_CAPTURED if stream.capture else SUCCESS)
         if self.answer(code or wrong) == SUCCESS:
             slots = [stream.slot]
             self.overrule(self.settle(self.is_empty(slots), streams=slots, timeout_ns=timeout))
@@ -124,7 +139,8 @@ class StreamCalls(Machine):
     def synchronize_device(self, timeout_ms: int = -1) -> None:
         self.spend("host_sync_ns")
         wrong, timeout = self._timeout(timeout_ms)
-        if self.answer(self.has_context() or wrong) == SUCCESS:
+        is_captured = any(stream.capture for stream in self.streams.live.values())
+        if self.answer(self.has_context() or wrong or (STREAM_CAPTURED if is_captured else SUCCESS)) == SUCCESS:
             slots = range(self.host_stream + 1)
             self.overrule(self.settle(self.is_empty(slots), streams=slots, timeout_ns=timeout))
 
@@ -133,6 +149,7 @@ class StreamCalls(Machine):
         wrong, timeout = self._timeout(timeout_ms)
         code, event = self.find_event(self.events, handle)
         code = code or wrong or (NOT_SUPPORTED if event.flags == EXTERNAL else SUCCESS)
+        code = code or (EVENT_CAPTURED if event.is_captured else SUCCESS)
         if self.answer(code) == SUCCESS:
             record = event.record
             is_over = lambda: not (record and record.is_open)  # noqa: E731
@@ -142,10 +159,10 @@ class StreamCalls(Machine):
 
     def inject_fault(self, code: int, skip: int, reach: int) -> None:
         is_known = code > 0 and reach in (1, 2) and skip >= 0
-        is_full = len(self.faults) == self.max_faults
+        unused = [slot for slot, fault in enumerate(self.faults) if fault[0] < len(self.jobs)]
         wrong = SUCCESS if is_known else RT_PARAM_INVALID
-        if self.answer(wrong or (OBJECTS_FULL if is_full else SUCCESS)) == SUCCESS:
-            self.faults.setdefault(len(self.jobs) + skip, (code, {1: "stream", 2: "device"}[reach]))
+        if self.answer(wrong or (SUCCESS if unused else OBJECTS_FULL)) == SUCCESS:
+            self.faults[unused[0]] = len(self.jobs) + skip, code, {1: "stream", 2: "device"}[reach]
 
     def _set_timeout(self, name: str, limit_ms: int) -> None:
         wrong = SUCCESS if limit_ms >= 0 else RT_PARAM_INVALID

@@ -7,7 +7,9 @@ QUICK_CALLS = {
 }  # fmt: skip
 
 # a call takes 10 ns and a synchronization 20; a fill takes 100 ns and 1 ns a byte
-MARK_COSTS = QUICK_CALLS | {"host_sync_ns": 20, "copy_latency_ns": 100, "d2d_bytes_per_s": 1e9}
+MARK_COSTS = QUICK_CALLS | {
+    "has_counting_notifies": 1, "host_sync_ns": 20, "copy_latency_ns": 100, "d2d_bytes_per_s": 1e9,
+}  # fmt: skip
 # a call takes 10 ns; a copy takes 20 ns and 1 ns a byte, a fill 20 ns and 1 ns for 4 bytes
 HOST_COSTS = QUICK_CALLS | {
     "has_priorities": 1,

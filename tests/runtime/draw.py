@@ -1,15 +1,15 @@
 """Random programs: each call is drawn with the twin standing where the program does, so that most make sense."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
 
 from tests.runtime.calls import CALLS, DEVICE, DEVICE_BYTES, HOST, HOST_BYTES, Kit, encode
-from tests.runtime.machine import Slots
 from tests.runtime.oracle import Card
 from tests.runtime.programs import expect_one
+from tests.runtime.records import Slots
 
 WEIGHTS = dict.fromkeys(CALLS, 2) | {
     "op_timeout": 1, "wait_timeout": 1,
@@ -18,12 +18,13 @@ WEIGHTS = dict.fromkeys(CALLS, 2) | {
     "failure_mode": 1, "stream_abort": 1, "create_notify": 1, "unsubscribe": 1, "inject_fault": 1, "query_wait": 1,
     "value_write": 3, "value_wait": 2, "record_notify": 3, "wait_notify": 2,
     "record_counting": 3, "create_counting": 1, "destroy_counting": 1,
+    "capture_begin": 1, "capture_end": 2, "capture_info": 1, "exchange_mode": 1, "execute": 4,
 }  # fmt: skip
 RARE = (  # they change so much that little of a program makes sense behind them
     "create_context", "destroy_context", "set_context", "get_context", "default_stream", "create_thread", "use_thread",
     "join_thread", "end_thread", "set_device", "reset_device", "reset_device_force", "task_abort", "malloc", "free",
 )  # fmt: skip
-EMPTYING = {"sync_device": 2, "stream_abort": 3, "destroy_stream_force": 1, "process_report": 1}
+EMPTYING = {"capture_end": 2, "sync_device": 2, "stream_abort": 3, "destroy_stream_force": 1, "process_report": 1}
 STREAM_FAULT, DEVICE_FAULT = 507013, 507015
 OPENINGS = (
     (), (), ("create_notify", "create_notify"), ("create_counting", "record_counting", "wait_counting"),
@@ -31,6 +32,17 @@ OPENINGS = (
     ("create_stream", "create_stream", "subscribe"), ("value_wait", "value_write"), ("failure_mode", "inject_fault"),
     ("create_context", "set_context"), ("create_thread", "use_thread", "set_device"),
 )  # fmt: skip
+TASKS = (
+    "launch_mix", "launch_pair", "copy_async", "fill_async", "value_write", "record_notify", "host_func", "callback",
+)  # fmt: skip
+FORK = (  # a capture of stream 1 that stream 2 joins and leaves; each call with the arguments that make it one
+    ("create_stream", {"priority": 3, "flags": 1}), ("create_ex_event", {"flags": 9}),
+    ("create_ex_event", {"flags": 9}), ("capture_begin", {"stream": 1}), (TASKS, {"stream": 1}),
+    ("record", {"event": 1, "stream": 1}), ("wait", {"stream": 2, "event": 1}), (TASKS, {"stream": 2}),
+    (TASKS, {"stream": 1}), ("record", {"event": 2, "stream": 2}), ("wait", {"stream": 1, "event": 2}),
+    ("capture_end", {"stream": 1}), ("execute", {}), ("execute", {}), ("sync_stream", {}), ("execute", {}),
+)  # fmt: skip
+CAPTURING = 0.25  # share of programs that begin with it
 LEFT = 3  # rows of the command table that stay free, so that no call waits for one
 
 
@@ -58,11 +70,13 @@ def program(
       fills: Whether the command table may become full.
     """
     drawn = Draw(rng, twin, ties, allowed, fills)
-    names = names or [name for name in rng.choice(OPENINGS) if name in allowed]
+    script = [(name, {}) for name in names] if len(names) else drawn.script()
     rows, expected = [], []
     for number in range(length):
-        name = names[number] if number < len(names) else drawn.name() if number < length - 1 else "sync_device"
-        arguments = {each: drawn.argument(name, each) for each in CALLS[name].names}
+        name, fixed = script[number] if number < len(script) else ("sync_device", {})
+        if len(script) <= number < length - 1:
+            name = drawn.name()
+        arguments = {each: drawn.argument(name, each, fixed) for each in CALLS[name].names}
         if number == length - 1:
             arguments["timeout_ms"] = -1
         row = np.array(encode(name, **arguments), np.int32)
@@ -77,10 +91,31 @@ class Draw:
 
     def __init__(self, rng: random.Random, twin: Card, ties: bool, allowed: Sequence[str], fills: bool) -> None:
         self.rng, self.twin, self.step, self.fills = rng, twin, 10 if ties else 1, fills
+        self.allowed = allowed
         self.chosen: dict[str, int] = {}  # arguments of the call that is being drawn
         self.weights = {name: WEIGHTS[name] * rng.choice((0, 1, 1, 2)) for name in allowed}
         rare = rng.choice((0, 0, 0, 0.5))
         self.weights |= {name: rare for name in RARE if name in allowed}
+
+    def script(self) -> list[tuple[str, dict[str, int]]]:
+        """Return the calls that a program begins with, and arguments that are fixed."""
+        if "execute" in self.allowed and self.rng.random() < CAPTURING:
+            return self._fork()
+        return [(name, {}) for name in self.rng.choice(OPENINGS) if name in self.allowed]
+
+    def _fork(self) -> list[tuple[str, dict[str, int]]]:
+        """The calls of FORK with others in between, and now and then one left out."""
+        rng = self.rng
+        before = (("subscribe", {"stream": 1}), ("failure_mode", {"stream": 0, "mode": 1}))
+        script: list[tuple[str, dict[str, int]]] = [one for one in before if rng.random() < 0.3]
+        for names, fixed in FORK:
+            if names == "execute" and rng.random() < 0.2:
+                script.append(("inject_fault", {"code": STREAM_FAULT, "skip": rng.randrange(6), "reach": 1}))
+            if rng.random() < 0.1:
+                script.append((rng.choices(list(self.weights), list(self.weights.values()))[0], {}))
+            if rng.random() < 0.97:
+                script.append((names if isinstance(names, str) else rng.choice(names), fixed))
+        return script
 
     def name(self) -> str:
         weights = self.weights
@@ -94,8 +129,8 @@ class Draw:
         next_rows = jobs[max(0, len(jobs) - rows) : max(0, len(jobs) - rows + LEFT)]
         return any(job.is_open or not (job.has_run or job.dropped) for job in next_rows)
 
-    def argument(self, name: str, what: str) -> int:
-        value = self._argument(name, what)
+    def argument(self, name: str, what: str, fixed: Mapping[str, int]) -> int:
+        value = fixed[what] if what in fixed else self._argument(name, what)
         self.chosen[what] = value
         return value
 
@@ -112,6 +147,8 @@ class Draw:
                 if own and rng.random() < 0.9:
                     return self.twin.notifies.handle(rng.choice(own))
                 return self._handle(self.twin.notifies)
+            case "capture_mode":
+                return rng.choice((0, 0, 1, 2, 3, -1) if rng.random() < 0.1 else (0, 1, 2))
             case "thread":
                 threads = sorted(self.twin.threads)
                 return rng.choice(threads) if rng.random() < 0.9 else rng.choice((-1, 0, 1, 2))
@@ -153,7 +190,7 @@ class Draw:
             "skip": (0, 0, 1, 2, -1) if rng.random() < 0.1 else (0, 0, 1, 2),
             "reach": (1, 1, 1, 1, 1, 2, 3) if rng.random() < 0.3 else (1,),
             "size": (DEVICE_BYTES, DEVICE_BYTES, 4000, 3000, 0),
-            "number": tuple(range(10)),
+            "number": (*range(10), -1),
             "count": (1, 1, 2, 2, 3, 5, 0, 2**31 - 1, -1) if rng.random() < 0.2 else (1, 1, 2, 2, 3),
             "record_mode": (0, 1, 1, 2, 4, 3, -1) if rng.random() < 0.1 else (0, 1, 1),
             "wait_mode": (0, 4, 5, -1) if rng.random() < 0.1 else (1, 2, 3, 3),

@@ -1,6 +1,5 @@
 """What lies behind the calls of the twin: handles, host threads, the status word, bytes, and when things happen."""
 
-import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -8,82 +7,14 @@ from fractions import Fraction
 from typing import Any
 
 from tests.runtime.pages import GRANULE, HBM_FIRST, HOST_FIRST, Pages
-from tests.runtime.scheduler import POOL, Command, Scheduler
+from tests.runtime.records import NOBODY, Capture, Event, Job, Slots, Stream, Thread
+from tests.runtime.scheduler import POOL, Scheduler
 
+STREAM_CAPTURED, EVENT_CAPTURED, CAPTURE_FORBIDS = 107027, 107028, 107030
 SUCCESS, INVALID_PARAM, RT_PARAM_INVALID, NO_CONTEXT, BAD_STREAM = 0, 100000, 107000, 107002, 107003
 WAIT_TIMEOUT, STREAM_ABORT, STREAM_TIMEOUT = 107019, 107023, 507046
 TABLE_FULL, NO_BYTES, DEADLOCK, OBJECTS_FULL = 900001, 900002, 900003, 900005
 PIECE = 64 << 20  # bytes
-ALL_STREAMS, NOBODY = -2, -1
-RUNTIME = -2  # serves a stream that has called a host function
-
-
-@dataclasses.dataclass(eq=False)
-class Job(Command):
-    """A command with what it does to memory."""
-
-    sequence: int = -1
-    writes: tuple[tuple[int, int], ...] = ()  # (first byte, length)
-    compute: Callable[[bytearray], Sequence[bytes]] | None = None  # from memory as it is at the start
-    handle: int = -1  # event or notify concerned, or the number of a callback
-    thread: int = -1  # that runs this callback
-    has_run: bool = True
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it may still happen."""
-        return self.end < 0 and not self.dropped
-
-
-@dataclasses.dataclass(eq=False)
-class Stream:
-    """A stream slot in use."""
-
-    slot: int
-    context: int
-    priority: int = 0
-    flags: int = 0
-    reporter: int = NOBODY  # a thread, or RUNTIME
-
-
-@dataclasses.dataclass(eq=False)
-class Event:
-    """An event or a notify."""
-
-    slot: int
-    context: int
-    kind: str  # "plain", "flag", "ex" or "notify"
-    flags: int
-    record: Job | None = None
-
-
-@dataclasses.dataclass(eq=False)
-class Thread:
-    """A host thread."""
-
-    host: int
-    context: int = NOBODY
-
-
-class Slots:
-    """Places for objects of one kind; a handle is the slot and how often it has been given back."""
-
-    def __init__(self, count: int) -> None:
-        self.count, self.generation, self.live = count, [0] * count, {}
-
-    def free(self) -> list[int]:
-        return [slot for slot in range(self.count) if slot not in self.live]
-
-    def handle(self, slot: int) -> int:
-        return slot | self.generation[slot] << 18
-
-    def find(self, handle: int) -> Any:
-        slot = handle % 2**18
-        return self.live.get(slot) if slot < self.count and handle == self.handle(slot) else None
-
-    def give_back(self, slot: int) -> None:
-        del self.live[slot]
-        self.generation[slot] = (self.generation[slot] + 1) % 2**12
 
 
 class Machine:
@@ -91,7 +22,7 @@ class Machine:
 
     def __init__(self, fields: Mapping[str, float], sizes: Mapping[str, int], *, waits_for_room: bool) -> None:
         self.fields = {name: Fraction(float(value)) for name, value in fields.items()}
-        self.rows, self.max_values, self.max_faults = sizes["max_commands"], sizes["max_values"], sizes["max_faults"]
+        self.rows, self.max_values = sizes["max_commands"], sizes["max_values"]
         self.waits_for_room = waits_for_room
         self.streams, self.contexts = Slots(sizes["max_streams"]), Slots(sizes["max_contexts"])
         self.events, self.notifies = Slots(sizes["max_events"]), Slots(sizes["max_notifies"])
@@ -101,7 +32,7 @@ class Machine:
         self.contexts.live[0] = 0  # -> slot of its default stream
         self.streams.live[0] = Stream(0, 0)
         self.values: dict[int, int] = {}  # address -> cell
-        self.faults: dict[int, tuple[int, str]] = {}  # sequence number -> (code, reach)
+        self.faults = [(NOBODY, 0, "")] * sizes["max_faults"]  # (sequence number, code, reach)
         self.jobs: list[Job] = []
         self.calls = self.sticky = self.last = 0
         self.op_timeout = int(fields["op_timeout_s"]) * 10**9  # ns, of kernels enqueued from now on; 0: never
@@ -189,7 +120,7 @@ class Machine:
             return NO_CONTEXT, None
         default = self.streams.live[self.contexts.live[self.context]]
         stream = default if handle == 0 else self.streams.find(handle)
-        is_mine = stream is not None and stream.context == self.context
+        is_mine = stream is not None and stream.context == self.context and stream.master == NOBODY
         return (SUCCESS, stream) if is_mine else (BAD_STREAM, None)
 
     def find_event(self, slots: Slots, handle: int) -> tuple[int, Event | None]:
@@ -207,18 +138,50 @@ class Machine:
         """Whether a command that may still happen looks at the cell or will change it."""
         return any(job.is_open and job.cell == cell for job in self.jobs)
 
+    def forget_capture(self, capture: Capture) -> None:
+        """A capture is over: its streams are free, its events as if never recorded, its rows empty."""
+        for stream in self.streams.live.values():
+            stream.capture = None if stream.capture is capture else stream.capture
+        for slots in (self.events, self.notifies):
+            for event in slots.live.values():
+                event.record = None if event.record in capture.jobs else event.record
+        for job in capture.jobs:
+            job.is_captured, job.is_erased, job.has_run = False, True, True
+
+    def bars_blocking(self) -> int:
+        """Return why this thread may not copy or fill and wait for it now."""
+        own = self.threads[self.thread].capture_mode
+        captures = {id(stream.capture): stream.capture for stream in self.streams.live.values() if stream.capture}
+        for capture in captures.values():
+            is_mine = capture.thread == self.thread
+            if 2 not in (own, capture.mode) and (is_mine or (own == 0 and capture.mode == 0)):
+                return CAPTURE_FORBIDS
+        return SUCCESS
+
     # time -------------------------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Bring the device up to where the host stands."""
         if self.scheduler.now <= self.host:
             self.scheduler.advance_to(self.host)
+        self._stop_all_sides()
 
     def wait(self, is_reached: Callable[[], bool], timeout_ns: int | None = None) -> str:
         """Block the host; return "reached", "limit", "stuck" or "lost".
 
         A thread that is behind the device finds it as it is: what is reached already takes it nowhere.
         """
+        ending = self._wait(is_reached, timeout_ns)
+        self._stop_all_sides()
+        return ending
+
+    def _stop_all_sides(self) -> None:
+        """Of a program in a stream that stops on failure, the failed stream stops at once and the others now."""
+        for slot in self.scheduler.stop_on_failure:
+            if self.scheduler.stream_error[slot]:
+                self.scheduler.drop_stream(slot)
+
+    def _wait(self, is_reached: Callable[[], bool], timeout_ns: int | None) -> str:
         device = self.scheduler
         if device.device_error:
             return "lost"
@@ -256,6 +219,8 @@ class Machine:
         if not self.waits_for_room:
             return
         blocker = self._row_taken_by()
+        if blocker is not None and blocker.is_captured:
+            blocker = None  # waiting does not free it
         code, stream = self.find_stream(handle)
         if blocker is None and code == SUCCESS:
             queue = self.scheduler.queues[stream.slot]
@@ -269,16 +234,26 @@ class Machine:
         old = self.jobs[-self.rows] if len(self.jobs) >= self.rows else None
         return old if old is not None and (old.is_open or not (old.has_run or old.dropped)) else None
 
-    def lose_callbacks(self, slot: int) -> None:
-        """Callbacks of a stream that nobody has run will never be run."""
+    def lose_callbacks(self, slot: int, thread: int | None = None) -> None:
+        """Callbacks of a stream (for a thread) that nobody has run will never be run."""
         for job in self.jobs:
-            job.has_run = job.has_run or job.stream == slot
+            job.has_run = job.has_run or (job.stream == slot and thread in (None, job.thread) and not job.is_captured)
+
+    def serves(self, thread: int) -> bool:
+        """Whether a thread may have callbacks to run."""
+        is_asked = any(stream.reporter == thread for stream in self.streams.live.values())
+        owed = (job for job in self.jobs if job.thread == thread and not (job.has_run or job.dropped or job.result))
+        return is_asked or any(not job.is_captured and not job.is_erased for job in owed)
 
     def refusal(self, slot: int) -> int:
         """Return why a stream takes nothing more, or 0."""
         stops = slot in self.scheduler.stop_on_failure
         stopped = self.scheduler.stream_error[slot] if stops else SUCCESS
         return self.scheduler.device_error or stopped or self.refuses
+
+    def planned(self, sequence: int) -> tuple[int, str]:
+        """Return (code, reach) of the failure that is planned for a command."""
+        return next((fault[1:] for fault in self.faults if fault[0] == sequence), (0, "stream"))
 
     def enqueue(self, kind: str, slot: int, **fields: Any) -> tuple[int, Job | None]:
         code = self.refusal(slot) or (TABLE_FULL if self._row_taken_by() else SUCCESS)
@@ -287,12 +262,17 @@ class Machine:
         counts = slot != self.host_stream and self.fields["has_priorities"]
         priority = self.streams.live[slot].priority if counts else 0
         sequence = len(self.jobs)
-        fault, reach = self.faults.pop(sequence, (0, "stream"))
+        fault, reach = self.planned(sequence)
         marks = {"timeout_code": WAIT_TIMEOUT, "timeout_reach": "stream"}
         given = marks | {"priority": priority, "fault": fault, "reach": reach, "issue": self.host} | fields
         job = Job(kind, slot, sequence=sequence, **given)
         self.jobs.append(job)
-        self.scheduler.enqueue(job)
+        capture = self.streams.live[slot].capture if slot != self.host_stream else None
+        if capture:
+            job.is_captured = True
+            capture.jobs.append(job)
+        else:
+            self.scheduler.enqueue(job)
         return SUCCESS, job
 
     def transfer(self, nbytes: int, to_host: bool, from_host: bool) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 :class:`Card` takes host calls one by one, in whole ns, on bytearrays; :mod:`machine` has what lies behind them.
 """
 
+from tests.runtime.calls_capture import CaptureCalls
 from tests.runtime.calls_device import DeviceCalls
-from tests.runtime.calls_marks import MarkCalls
 from tests.runtime.calls_memory import MemoryCalls
 
 
-class Card(MemoryCalls, MarkCalls, DeviceCalls):
+class Card(MemoryCalls, CaptureCalls, DeviceCalls):
     """One simulated card; calls that answer with more than a code return that."""

@@ -56,6 +56,7 @@ def outcome(card: aj.CardState, answer: Any, out: Any) -> tuple:
 
 def run_eager(kit: Kit, program: np.ndarray) -> tuple[aj.CardState, tuple]:
     card, seen = kit.card, []
+    kit.shelf.clear()
     for row in program:
         card, answer, out = branch(kit, NAMES[row[0]])(card, [int(x) for x in row[1:]])
         seen.append(outcome(card, answer, out))
@@ -103,9 +104,9 @@ def difference(twin: Card, expected: list[tuple], program: np.ndarray, card: aj.
 
 def difference_of_commands(twin: Card, card: aj.CardState) -> str:
     log = aj.insight.timeline(card)
-    kept = twin.jobs[log.forgotten :]
-    if len(kept) != len(log):
-        return f"commands: expected {len(twin.jobs)} got {len(log) + log.forgotten}"
+    kept = [job for job in twin.jobs[log.forgotten :] if not (job.is_captured or job.is_erased)]
+    if [job.sequence for job in kept] != log.command.tolist():
+        return f"commands: expected {[job.sequence for job in kept]} got {log.command.tolist()}"
     columns = ("issue_ns", "ready_ns", "start_ns", "end_ns", "code", "stream", "priority", "kind")
     for row, job in enumerate(kept):
         got = [getattr(log, name)[row] for name in columns] + [bool(log.dropped_ns[row] >= 0)]

@@ -128,6 +128,7 @@ class Scheduler:
         self.stream_error = dict.fromkeys(range(slots), 0)
         self.device_error = 0
         self.stop_on_failure = set(stop_on_failure)
+        self.masters: dict[int, int] = {}  # slot of a side of a program -> slot of the stream whose failures are its
         self.on_start: Callable[[Command], None] | None = None
         self.on_end: Callable[[Command], None] | None = None
         self.queues: list[deque[Command]] = [deque() for _ in range(slots)]
@@ -143,7 +144,7 @@ class Scheduler:
 
     def enqueue(self, command: Command) -> None:
         """Append a command to its stream now; a lost card and a stopped stream drop it."""
-        if self.device_error or (command.stream in self.stop_on_failure and self.stream_error[command.stream]):
+        if self.device_error or (command.stream in self.stop_on_failure and self.stream_error[self._of(command)]):
             command.dropped = True
             return
         self._order[command] = next(self._counter)
@@ -174,11 +175,19 @@ class Scheduler:
         return "reached"
 
     def drop_stream(self, stream: int) -> None:
-        """Drop everything unfinished of a stream, blocks that run included; no error is set."""
+        """Drop everything unfinished of a stream and its sides, blocks that run included; no error is set."""
+        for side in [side for side, master in self.masters.items() if master == stream]:
+            self._drop_own(side)
+        self._drop_own(stream)
+
+    def _drop_own(self, stream: int) -> None:
         for command in self.queues[stream]:
             command.dropped = True
         self._give_up(stream)
         self.queues[stream].clear()
+
+    def _of(self, command: Command) -> int:
+        return self.masters.get(command.stream, command.stream)
 
     # Steps 2 and 3.
 
@@ -218,9 +227,10 @@ class Scheduler:
             for stream in range(len(self.queues)):
                 self.drop_stream(stream)
         elif code:
-            self.stream_error[command.stream] = self.stream_error[command.stream] or code
+            master = self._of(command)
+            self.stream_error[master] = self.stream_error[master] or code
             if command.stream in self.stop_on_failure:
-                self.drop_stream(command.stream)
+                self._drop_own(command.stream)
         if self.queues[command.stream]:
             self._come_to_head(self.queues[command.stream][0])
 

@@ -6,20 +6,17 @@ import pytest
 import ascend_jax as aj
 from ascend_jax.runtime.commands import taken_rows
 from ascend_jax.runtime.layout import NONE, Clock, Field, Kind, Phase, Time
-from tests.runtime.cards import HBM, MARK_COSTS, SIZES, card_of, code, fill
+from tests.runtime.cards import MARK_COSTS, SIZES, card_of, code, fill
 
 WRONG = aj.Code.RT_PARAM_INVALID
 WORKER = 1
 
 
 @pytest.fixture(scope="module")
-def card():
+def card(two_streams):
     """Streams 1 and 2, both served by thread 0, and a second thread; both stand at 30."""
-    card = card_of(MARK_COSTS, SIZES)
-    card, pointer = aj.malloc(card, 1 << 20)
-    assert int(pointer) == HBM
+    card = two_streams
     for stream in (1, 2):
-        card, _ = aj.create_stream(card)
         card = aj.subscribe_report(card, 0, stream)
         assert code(card) == 0
     card, worker = aj.create_thread(card)
@@ -184,9 +181,18 @@ def test_a_stream_in_a_slot_used_before_waits_for_its_own_callbacks(card):
     assert code(aj.synchronize_stream(card, stream)) == 0
 
 
-def test_callbacks_cannot_be_captured(card):
-    card = aj.capture_begin(card, 1)
-    assert code(aj.launch_callback(card, 1, 7)) == aj.Code.RT_STREAM_CAPTURED
+def test_numbers_below_0_stand_for_no_function(card):
+    """CANN refuses a null function with 107000; ``process_report`` returns -1 for none."""
+    alone = aj.unsubscribe_report(card, 0, 2)
+    for number in (-1, -(2**31)):
+        for after in (
+            aj.launch_callback(card, 1, number),
+            aj.launch_callback(card, 1, number, is_blocking=False),
+            aj.launch_host_func(alone, 2, number),
+        ):
+            assert (code(after), int(after.clock[Clock.ENQUEUED])) == (WRONG, 0)
+    assert code(aj.subscribe_report(aj.launch_host_func(alone, 2, -1), 0, 2)) == 0  # it is nobody's yet
+    assert code(aj.launch_callback(card, 99, -1)) == aj.Code.RT_STREAM_CONTEXT
 
 
 def test_a_callback_keeps_its_row_until_it_has_run(card):
@@ -241,7 +247,6 @@ def test_host_functions_that_are_refused(card):
     assert code(aj.launch_host_func(card, 1, 5)) == aj.Code.RT_STREAM_SUBSCRIBE  # thread 0 serves it
     assert code(aj.launch_host_func(card, 4, 5)) == aj.Code.RT_STREAM_CONTEXT
     alone = aj.unsubscribe_report(card, 0, 1)
-    assert code(aj.launch_host_func(aj.capture_begin(alone, 1), 1, 5)) == aj.Code.RT_STREAM_CAPTURED
     for wrong in (-1, float("nan"), float("inf"), 300 * 10**9):
         with pytest.raises(ValueError, match="duration_ns = "):
             aj.launch_host_func(alone, 1, 5, duration_ns=wrong)

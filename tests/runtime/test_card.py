@@ -17,11 +17,6 @@ from ascend_jax.runtime.launch import load_kernel
 ROWS = 16  # max_commands of the shared card
 
 
-@pytest.fixture
-def kit(kits):
-    return kits["ties"]
-
-
 def test_rows_are_reused_after_a_synchronisation(kit, programs):
     card = kit.card
     for _ in range(5):

@@ -1,11 +1,13 @@
 """Counting notifies: what a record makes of the number, which waits it lets go, and every code."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import ascend_jax as aj
 from ascend_jax.runtime.layout import NONE, Clock
-from tests.runtime.cards import HBM, MARK_COSTS, SIZES, card_of, code
+from tests.runtime.cards import HBM, code
 
 WRONG, NO_SUPPORT = aj.Code.RT_PARAM_INVALID, aj.Code.FEATURE_NOT_SUPPORT
 SET, ADD = aj.CntRecordMode.SET_VALUE, aj.CntRecordMode.ADD
@@ -14,14 +16,9 @@ MOST = 2**32 - 1
 
 
 @pytest.fixture(scope="module")
-def card():
-    """Streams 1 and 2 beside the default one, memory to fill and counting notify 0; the host stands at 40."""
-    card = card_of(MARK_COSTS, SIZES)
-    card, pointer = aj.malloc(card, 1 << 20)
-    assert int(pointer) == HBM
-    card, _ = aj.create_stream(card)
-    card, _ = aj.create_stream(card)
-    card, notify = aj.create_cnt_notify(card)
+def card(two_streams):
+    """Counting notify 0 on a card with streams 1 and 2; the host stands at 40."""
+    card, notify = aj.create_cnt_notify(two_streams)
     assert (int(notify), aj.host_time_ns(card)) == (0, 40)
     return card
 
@@ -111,6 +108,28 @@ def test_bad_input_queues_nothing(card):
         assert {int(after.clock[Clock.ENQUEUED]) for after in afters} == {0}
     with pytest.raises(TypeError, match="whole number"):
         aj.record_cnt_notify(card, 0, 1.5, 1)
+
+
+def test_only_the_950_has_them(card):
+    """CANN's manual lists them as supported on the 950 and as not supported on every other product."""
+    products = ("Ascend950PR_9599", "Ascend950DT_9581", "Ascend910B2", "Ascend910_9392", "Ascend310P3", "Ascend910A",
+                "Ascend310B1")  # fmt: skip
+    assert [int(aj.chip(product)["has_counting_notifies"]) for product in products] == [1, 1, 0, 0, 0, 0, 0]
+    without = dataclasses.replace(card, chip=card.chip.replace(has_counting_notifies=0))
+    created, none = aj.create_cnt_notify(without)
+    assert (code(created), int(none)) == (NO_SUPPORT, NONE)
+    assert code(aj.create_cnt_notify(without, 7)[0]) == NO_SUPPORT  # whatever else is wrong
+    refused = [
+        *(aj.record_cnt_notify(without, notify, 0, stream) for notify, stream in ((0, 1), (9, 9))),
+        *(aj.wait_cnt_notify(without, notify, 1, stream, mode=0) for notify, stream in ((0, 1), (9, 9))),
+        *(aj.reset_cnt_notify(without, notify, stream) for notify, stream in ((0, 1), (9, 9))),
+        aj.destroy_cnt_notify(without, 0),
+        aj.cnt_notify_id(without, 0)[0],
+    ]
+    assert {code(after) for after in refused} == {NO_SUPPORT}
+    assert {int(after.clock[Clock.ENQUEUED]) for after in refused} == {0}
+    np.testing.assert_array_equal(refused[-2].events, card.events)
+    assert int(aj.create_notify(without)[1]) == 1  # plain ones are there
 
 
 def test_they_share_the_slots_of_notifies_and_nothing_else(card):

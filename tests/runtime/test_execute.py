@@ -163,13 +163,11 @@ def test_a_program_comes_after_what_is_before_and_before_what_is_after(card, poi
     assert start[6] == end[5]
 
 
-def test_captured_streams_and_callbacks_are_refused(card):
+def test_captured_and_unknown_streams_are_refused(card):
     kernel = {Field.KIND: Kind.KERNEL, Field.STREAM: 0, Field.BLOCK_LO: 1}
     program = program_from_rows([kernel])
     assert code(execute_program(capture_begin(card, 1), program, 1)) == Code.RT_STREAM_CAPTURED
     assert code(execute_program(card, program, 55)) == Code.RT_STREAM_CONTEXT
-    called = program_from_rows([kernel, {Field.KIND: Kind.CALLBACK, Field.STREAM: 0}])
-    assert code(execute_program(card, called, 1)) == Code.FEATURE_NOT_SUPPORT
     with pytest.raises(ValueError, match="batch axes"):
         execute_program(card, program.with_block_ns(np.ones((2, 1), int)), 1)
 

@@ -7,20 +7,15 @@ import pytest
 
 import ascend_jax as aj
 from ascend_jax.runtime.layout import NONE, Clock, Field, Kind, Phase, Time
-from tests.runtime.cards import HBM, MARK_COSTS, SIZES, card_of, code, fill
+from tests.runtime.cards import code, fill
 
 WRONG = aj.Code.RT_PARAM_INVALID
 
 
 @pytest.fixture(scope="module")
-def card():
-    """Streams 1 and 2 beside the default one, memory to fill and notify 0; the host stands at 40."""
-    card = card_of(MARK_COSTS, SIZES)
-    card, pointer = aj.malloc(card, 1 << 20)
-    assert int(pointer) == HBM
-    card, _ = aj.create_stream(card)
-    card, _ = aj.create_stream(card)
-    card, notify = aj.create_notify(card)
+def card(two_streams):
+    """Notify 0 on a card with streams 1 and 2; the host stands at 40."""
+    card, notify = aj.create_notify(two_streams)
     assert (int(notify), aj.host_time_ns(card)) == (0, 40)
     return card
 

@@ -47,6 +47,25 @@ def test_eager_programs_that_fill_the_table_equal_the_twin(programs, kits, sheet
         check_eager(programs, kits[sheet], sheet, seed, fills=True)
 
 
+def test_eager_programs_execute_what_they_capture(programs, kits):
+    """The programs above capture side streams and host functions, and run a program more than once."""
+    executed, with_side, repeated, called = 0, 0, 0, 0
+    for seed in range(80):
+        twin = programs.twin(programs.SHEETS["ties"], waits_for_room=True)
+        program, expected = draw.program(random.Random(seed), kits["ties"], twin, LENGTH, ties=True)
+        good = [
+            row for row, answer in zip(program, expected, strict=True)
+            if programs.NAMES[row[0]] == "execute" and answer[1] == 0
+        ]  # fmt: skip
+        if not twin.program:
+            continue
+        executed += len(good)
+        repeated += len(good) > 1
+        with_side += len({job.stream for job in twin.program}) > 1
+        called += any(job.kind in ("host function", "callback") for job in twin.program)
+    assert executed > 30 and repeated > 10 and with_side > 10 and called > 5
+
+
 @pytest.fixture(scope="module")
 def lanes(programs, kits):
     """``(sheet, seed) -> (names, programs [LANES, L, 1 + ARGUMENTS], expected, twins, card, seen)``, all in one run."""

@@ -63,6 +63,20 @@ def test_the_limit_of_the_product_counts_too(card):
     assert aj.device_info(card)["streams_free"] == 0
 
 
+def test_a_full_queue_blocks_the_host_until_its_first_task_is_over(kit):
+    """Not other streams, and nothing is lost or reordered (CANN: tasks per stream, 2013 on A2)."""
+    card, device, first, second = kit
+    card = dataclasses.replace(card, chip=card.chip.replace(queue_depth=4))
+    for _ in range(6):  # the first four at 40, 50, 60 and 70
+        card = fill(card, device, first)
+        assert code(card) == 0
+    card = fill(card, device, second)
+    log = aj.insight.timeline(card)
+    assert log.issue_ns.tolist() == [40, 50, 60, 70, 1040 + 10, 2040 + 10, 2060]
+    card = aj.synchronize_device(card)
+    assert (code(card), ends(card)) == (0, [1040, 2040, 3040, 5040, 6040, 7040, 4040])
+
+
 def test_priorities_and_flags_are_kept(card):
     assert aj.stream_priority_range(card) == (7, 0)
     for priority, flags in [(7, 0), (3, 1), (0, 0x3F)]:

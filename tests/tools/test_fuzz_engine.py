@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import ascend_jax as aj
 from ascend_jax.runtime.layout import Field
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
@@ -41,3 +42,19 @@ def test_a_planted_bug_is_found_and_made_small(fuzz, monkeypatch):
     assert bug is not None
     assert len(bug.lines) == 1
     assert "end" in bug.what, bug.what
+
+
+def test_a_planted_bug_in_executions_is_found_and_made_small(fuzz, monkeypatch):
+    fuzzer = fuzz.HostFuzzer(5)
+    monkeypatch.setattr(fuzz, "HOST_LENGTHS", (24,))
+    monkeypatch.setattr(fuzzer.drawing, "CAPTURING", 1.0)
+    assert fuzzer.run(2) is None
+    assert fuzzer.report["programs_equal"] == 2
+    sound = aj.execute_program
+    monkeypatch.setattr(
+        aj, "execute_program", lambda card, *given, **named: aj.host_work(sound(card, *given, **named), 1)
+    )
+    bug = fuzzer.run(2)
+    assert bug is not None
+    assert [line.split("(")[0] for line in bug.lines] == ["execute", "sync_device"]
+    assert "host ns" in bug.what, bug.what

@@ -13,7 +13,7 @@ import numpy as np
 
 from ascend_jax.runtime import layout, status
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.edge import Site, packed, stage, verb
+from ascend_jax.runtime.edge import Site, packed, require_whole, stage, verb
 from ascend_jax.runtime.freed import note_freed
 from ascend_jax.runtime.handles import has_context
 from ascend_jax.runtime.heap import (
@@ -35,7 +35,7 @@ from ascend_jax.runtime.layout import (
     HeapFlag,
     HeapWord,
 )
-from ascend_jax.runtime.ranges import address, require_whole, split_bytes
+from ascend_jax.runtime.ranges import address, split_bytes
 from ascend_jax.runtime.refusals import pointer_given, size_given
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.shortages import note_shortage, with_request

@@ -11,7 +11,7 @@ import numpy as np
 
 from ascend_jax.runtime import callsite
 from ascend_jax.runtime.codes import AscendError, Code
-from ascend_jax.runtime.edge import Site, verb
+from ascend_jax.runtime.edge import Site, require_whole, verb
 from ascend_jax.runtime.handles import find_stream
 from ascend_jax.runtime.layout import GRANULE_BYTES, Clock, Field, HeapWord, Stream
 from ascend_jax.runtime.memory.allocator_options import parse_allocator_options
@@ -28,7 +28,6 @@ from ascend_jax.runtime.memory.caching_state import (
     rounded_size,
     with_blocks,
 )
-from ascend_jax.runtime.ranges import require_whole
 from ascend_jax.runtime.state import CardState, require_single
 from ascend_jax.runtime.synchronize import look
 

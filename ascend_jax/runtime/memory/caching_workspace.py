@@ -7,14 +7,13 @@ import numpy as np
 
 from ascend_jax.runtime import callsite
 from ascend_jax.runtime.codes import AscendError
-from ascend_jax.runtime.edge import Site, verb
+from ascend_jax.runtime.edge import Site, require_whole, verb
 from ascend_jax.runtime.handles import find_stream
 from ascend_jax.runtime.layout import GRANULE_BYTES
 from ascend_jax.runtime.memory.allocation import free_workspace, malloc_workspace
 from ascend_jax.runtime.memory.caching_reports import CacheOutOfMemory, shortage
 from ascend_jax.runtime.memory.caching_state import ROUND_LARGE, CachingAllocator, Workspace, up
 from ascend_jax.runtime.memory.synced_free import synced
-from ascend_jax.runtime.ranges import require_whole
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import forgiven
 

@@ -9,16 +9,7 @@ from ascend_jax.runtime.commands import Command, host_stream, operand_rows
 from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.layout import Field, Kind, Pitch
 from ascend_jax.runtime.memory.copies import check_copy, submit, transfer, wait_if_pageable
-from ascend_jax.runtime.ranges import (
-    address,
-    is_device,
-    is_host,
-    overlaps,
-    require_whole,
-    rows_meet,
-    rows_range,
-    starts_at,
-)
+from ascend_jax.runtime.ranges import address, is_device, is_host, overlaps, rows_meet, rows_range, starts_at
 from ascend_jax.runtime.refusals import copy_given
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
@@ -101,7 +92,6 @@ def memcpy2d(
     >>> rows.tolist()
     [0, 1, 0, 8, 9, 0, 16, 17, 0, 24, 25]
     """
-    require_whole(dst_pitch=dst_pitch, src_pitch=src_pitch, width=width, height=height)
     card, shape = make_room(card, site), (dst_pitch, src_pitch, width, height)
     card, _ = _copy_rows(
         card, (address(dst), address(src)), shape, layout.NONE, site, is_blocking=True, is_traced=False
@@ -126,7 +116,6 @@ def memcpy2d_async(
 
     Status as :func:`memcpy2d` and :func:`memcpy_async`; 107000 for a width above 5,000,000 or a height above 5,242,880.
     """
-    require_whole(dst_pitch=dst_pitch, src_pitch=src_pitch, width=width, height=height)
     is_traced = concrete(card.host.words) is None
     card, shape = make_room(card, site, stream), (dst_pitch, src_pitch, width, height)
     card, spans = _copy_rows(

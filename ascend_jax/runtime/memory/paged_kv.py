@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.ranges import require_whole
+from ascend_jax.runtime.edge import require_whole
 from ascend_jax.runtime.rows import Number, get_row, put_row
 from ascend_jax.runtime.status import first_code, first_failing
 
