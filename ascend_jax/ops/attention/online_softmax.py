@@ -10,7 +10,8 @@ and ``out = acc / l`` at the end (Milakov and Gimelshein, arXiv 1805.02867; Dao,
 are all hidden are not visited; tiles whose pairs are all visible need no mask.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,7 +35,7 @@ from ascend_jax.ops.attention.scoring import (
 )
 from ascend_jax.runtime.loop import varying_together
 
-__all__ = ["RowState", "forward"]
+__all__ = ["RowState", "absorb", "forward"]
 
 _CHAIN = 256  # columns of weights that one product adds up, a multiple of PHILOX_COLUMNS
 
@@ -194,21 +195,47 @@ def _q_tiles(
 
 
 def _absorb(rows: RowState, scores: jax.Array, v: jax.Array, spot: Spot, at: Head, is_masked: bool) -> RowState:
-    """Adds a tile of ``scores`` ``[R, C]`` and values ``[C, Dv]`` to ``rows``, by the formula at the top."""
+    """Adds a tile of ``scores`` ``[R, C]`` and values ``[C, Dv]`` to ``rows``."""
     scores, mask = mask_scores(scores, spot, at) if is_masked else (scores, None)
-    # rows.row_max is finite, so a row without a visible score yet never meets inf - inf.
-    row_max = jnp.maximum(rows.row_max, scores.max(axis=1))
+    # a shorter chain of additions rounds less
+    parts = [slice(start, min(start + _CHAIN, spot.cols)) for start in range(0, spot.cols, _CHAIN)]
+
+    def product(weights: jax.Array, part: slice) -> jax.Array:
+        here = spot._replace(col0=spot.col0 + part.start, cols=part.stop - part.start)
+        weights = quantise_weights(keep_weights(weights, here, at.scoring), at.scoring)
+        return dot(round_to(weights, at.options.weight_dtype), v[part], at.options)
+
+    steps = [
+        (scores[:, part], None if mask is None else mask[:, part], functools.partial(product, part=part))
+        for part in parts
+    ]
+    return absorb(rows, scores.max(axis=1), steps)
+
+
+def absorb(
+    rows: RowState,
+    top: jax.Array,
+    steps: Sequence[tuple[jax.Array, jax.Array | None, Callable[[jax.Array], jax.Array]]],
+    keys_axis: int = 1,
+) -> RowState:
+    """Adds keys to ``rows``, by the formula at the top.
+
+    Args:
+        rows: The state of R rows; ``row_max`` finite, so that no row meets inf - inf.
+        top: ``[R]``, greatest new score.
+        steps: Of some of the keys each: their scores ``[R, C]``, which of them may have weight (None: all), and what
+            multiplies their weights with the values, giving ``[R, Dv]``.
+        keys_axis: Axis of the keys; 0 for scores ``[C, R]``.
+    """
+    row_max = jnp.maximum(rows.row_max, top)
     decay = jnp.exp(rows.row_max - row_max)
     row_sum, acc = rows.row_sum * decay, rows.acc * decay[:, None]
-    for start in range(0, spot.cols, _CHAIN):  # a shorter chain of additions rounds less
-        part = slice(start, min(start + _CHAIN, spot.cols))
-        weights = jnp.exp(scores[:, part] - row_max[:, None])
-        if mask is not None:
-            weights = jnp.where(mask[:, part], weights, 0)  # exact by itself, whatever exp makes of -inf
-        row_sum = row_sum + weights.sum(axis=1)
-        here = spot._replace(col0=spot.col0 + start, cols=part.stop - start)
-        weights = quantise_weights(keep_weights(weights, here, at.scoring), at.scoring)
-        acc = acc + dot(round_to(weights, at.options.weight_dtype), v[part], at.options)
+    for scores, seen, product in steps:
+        weights = jnp.exp(scores - jnp.expand_dims(row_max, keys_axis))
+        if seen is not None:
+            weights = jnp.where(seen, weights, 0)  # exact by itself, whatever exp makes of -inf
+        row_sum = row_sum + weights.sum(axis=keys_axis)
+        acc = acc + product(weights)
     return RowState(row_max, row_sum, acc)
 
 
