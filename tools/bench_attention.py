@@ -13,9 +13,9 @@ times that with backward, for every implementation, whatever it really computes.
 beside operands and results; for torch it is not known. Threads of torch wait for one another at every step: while other
 programs hold one of the cores, torch loses more than the rest, and the ratios flatter.
 
-``--ceiling`` tells how fast forward and backward could be at best with XLA's products: beside flash and torch it times
-"products", the seven 2-D products of as many host tiles as the visible pairs fill, in the operand type that is faster,
-and "softmax", the maxima, exponentials and sums of the same tiles, and nothing else.
+``--ceiling`` tells how fast attention could be at best with XLA's products: beside flash and torch it times "products",
+the 2-D products (two forward, five backward) of as many host tiles as the visible pairs fill, in the operand type that
+is faster, and "softmax", the maxima, exponentials and sums of the same tiles, and nothing else.
 """
 
 import argparse
@@ -74,10 +74,7 @@ def cases(flags: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     kinds = itertools.product(flags.dtypes, flags.dims, flags.seq, (False, True), (False, True))
     for dtype, dim, length, causal, backward in () if flags.decode else kinds:
         heads = flags.heads or min(4, max(1, 4096 // length))
-        if not flags.ceiling:
-            yield measure(length, dim, dtype, causal, backward, heads, flags.rounds)
-        elif backward:
-            yield measure_ceiling(length, dim, dtype, causal, heads, flags.rounds)
+        yield (measure_ceiling if flags.ceiling else measure)(length, dim, dtype, causal, backward, heads, flags.rounds)
     if not flags.ceiling:
         yield measure_decode(flags.rounds)
 
@@ -122,15 +119,17 @@ def visible_pairs(length: int, causal: bool) -> int:
     return length * (length + 1) // 2 if causal else length * length
 
 
-def measure_ceiling(length: int, dim: int, dtype: str, causal: bool, heads: int, rounds: int) -> list[dict[str, Any]]:
-    """Return flash, torch, and the bare products and softmax of forward and backward."""
-    measured = measure(length, dim, dtype, causal, True, heads, rounds)
+def measure_ceiling(
+    length: int, dim: int, dtype: str, causal: bool, backward: bool, heads: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Return flash, torch, and the bare products and softmax of a case."""
+    measured = measure(length, dim, dtype, causal, backward, heads, rounds)
     rows = [row for row in measured if row["impl"] in ("flash", "torch")]
     tile = aj.ops.host_tiles(length, length, dim)
     tiles = -(-heads * visible_pairs(length, causal) // (tile[0] * tile[1]))
-    runs = {f"products {kind}": bare_products(tile, dim, kind, tiles) for kind in {dtype, "float32"}}
-    times = interleaved(runs | {"softmax": bare_softmax(tile, tiles)}, rounds)
-    flops = 14 * dim * heads * visible_pairs(length, causal)
+    runs = {f"products {kind}": bare_products(tile, dim, kind, tiles, backward) for kind in {dtype, "float32"}}
+    times = interleaved(runs | {"softmax": bare_softmax(tile, tiles, backward)}, rounds)
+    flops = 4 * dim * heads * visible_pairs(length, causal) * (3.5 if backward else 1)
     best = {"products": min(times[name] for name in runs), "softmax": times["softmax"]}
     return rows + [
         {"case": rows[0]["case"], "impl": name, "gflops": flops / ms / 1e6, "ms": ms, "temp_bytes": None}
@@ -138,13 +137,13 @@ def measure_ceiling(length: int, dim: int, dtype: str, causal: bool, heads: int,
     ]
 
 
-def bare_products(tile: tuple[int, int], dim: int, kind: str, tiles: int) -> Run:
-    """Return what runs the two products of a tile forward and the five backward, so many times."""
+def bare_products(tile: tuple[int, int], dim: int, kind: str, tiles: int, backward: bool) -> Run:
+    """Return what runs the two products of a tile forward, and the five backward, so many times."""
     rng = np.random.default_rng(0)
     rows, cols = tile
     shapes = {
-        "rows": (2, 3, rows, dim), "keys": (dim, cols), "weights": (rows, cols), "values": (2, 2, cols, dim),
-        "columns": (2, 2, dim, rows),
+        "rows": (2, 1 + 2 * backward, rows, dim), "keys": (dim, cols), "weights": (rows, cols),
+        "values": (2, 1 + backward, cols, dim), "columns": (2, 2 * backward, dim, rows),
     }  # fmt: skip
     given = {name: jnp.asarray(rng.normal(size=shape), kind) for name, shape in shapes.items()}
 
@@ -158,15 +157,15 @@ def bare_products(tile: tuple[int, int], dim: int, kind: str, tiles: int) -> Run
     return repeated(step, given, tiles)
 
 
-def bare_softmax(tile: tuple[int, int], tiles: int) -> Run:
-    """Return what the softmax of a tile takes forward and backward, so many times."""
+def bare_softmax(tile: tuple[int, int], tiles: int, backward: bool) -> Run:
+    """Return what the softmax of a tile takes forward, and backward, so many times."""
     scores = jnp.asarray(np.random.default_rng(0).normal(size=(2, *tile)).astype(np.float32))
 
     def step(n: int, state: Any, scores: jax.Array) -> Any:
         highest = scores[n % 2].max(axis=1)
         weights = jnp.exp(scores[n % 2] - highest[:, None])
-        again = jnp.exp(scores[n % 2] - state[0][:, None]) * scores[1 - n % 2]
-        return highest, weights.sum(axis=1), weights, again
+        again = jnp.exp(scores[n % 2] - state[0][:, None]) * scores[1 - n % 2] if backward else 0.0
+        return highest, weights.sum(axis=1), weights, jnp.asarray(again)
 
     return repeated(step, scores, tiles)
 

@@ -85,7 +85,8 @@ def forward(
         is_clean = jnp.isfinite(v_rows).all()
         k_padded, v_padded = (pad_rows(operand(x, options), options.tile[1]) for x in (k_rows, v_rows))
         spread = None if options.is_narrow or options.sees_score else spread_of(upcast(k_rows))
-        k_columns = tile_columns(k_padded if spread is None else centred_keys(k_padded), options.tile[1])
+        k_columns = tile_columns(k_padded, options.tile[1])
+        k_columns = k_columns if spread is None else centred_keys(k_columns)
 
         def q_head(operands: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
             offset, q_rows = operands
@@ -167,12 +168,17 @@ def _q_tiles(
     lowest = jnp.finfo(kind).min
     v_clean = jnp.where(jnp.isfinite(v), v, 0)  # a hidden NaN would leak into the product as 0 * NaN
 
+    q_scaled, shifts = (q * at.scale).astype(q.dtype), None
+    if spread is not None:
+        every = lines_of(at.scoring, at.batch, 0, q.shape[0])
+        q_scaled, shifts = centred_queries(q_scaled, spread, every.high - every.low)
+
     def one(q_index: jax.Array) -> tuple[jax.Array, ...]:
-        q_rows = (lax.dynamic_slice_in_dim(q, q_index * q_tile, q_tile) * at.scale).astype(q.dtype)
+        q_rows = lax.dynamic_slice_in_dim(q_scaled, q_index * q_tile, q_tile)
         lines = at.lines(q_index)
         shift = jnp.zeros((), kind)
-        if spread is not None:
-            q_rows, shift = centred_queries(q_rows, spread, lines.high - lines.low)
+        if shifts is not None:
+            shift = lax.dynamic_slice_in_dim(shifts, q_index * q_tile, q_tile)
         sink = None if at.sink is None else at.sink[at.head].astype(kind) - shift
         top = jnp.asarray(lowest, kind) if sink is None else jnp.maximum(sink, lowest)
         weight = jnp.zeros((), kind) if sink is None else jnp.exp(sink - top)
