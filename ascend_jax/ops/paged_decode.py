@@ -142,6 +142,9 @@ def _width(pool: jax.Array) -> int:
 
 def _take(pool: jax.Array, ids: jax.Array, part: int, share: float, is_seen: jax.Array | None) -> jax.Array:
     """Return the rows of some pages for one of the parts of the key heads, ``[rows, J D]``; 0 where not seen."""
+    dtype = pool.dtype
+    if dtype.itemsize == 2:  # XLA:CPU would widen the whole pool to slice 16-bit floats
+        pool = lax.bitcast_convert_type(pool, jnp.uint16)
     width = round(pool.shape[2] * share)
     start: tuple[int, ...] = (0, part * width)
     size: tuple[int, ...] = (pool.shape[1], width)
@@ -151,7 +154,8 @@ def _take(pool: jax.Array, ids: jax.Array, part: int, share: float, is_seen: jax
     if pool.ndim == 5:  # [1, 1, D / c, bs, c]
         pages = [page.swapaxes(2, 3) for page in pages]
     rows = jnp.concatenate([page.reshape(-1, size[-1] if pool.ndim < 5 else _width(pool)) for page in pages])
-    return rows if is_seen is None else jnp.where(is_seen[:, None], rows, 0)
+    rows = rows if is_seen is None else jnp.where(is_seen[:, None], rows, 0)
+    return lax.bitcast_convert_type(rows, dtype)
 
 
 def _absorb(
@@ -165,7 +169,8 @@ def _absorb(
         scores = jnp.where(seen, scores, -jnp.inf)
 
     def product(weights: jax.Array) -> jax.Array:
-        parts = jnp.split(weights, len(v))
-        return sum(jnp.dot(w.T, chunk, precision=lax.Precision.HIGHEST) for w, chunk in zip(parts, v, strict=True))
+        parts = zip(jnp.split(weights, len(v)), v, strict=True)
+        products = [jnp.dot(w.T, chunk, precision=lax.Precision.HIGHEST) for w, chunk in parts]
+        return functools.reduce(jnp.add, products)
 
     return absorb(state, scores.max(axis=0), [(scores, seen, product)], keys_axis=0)

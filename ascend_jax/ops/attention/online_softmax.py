@@ -20,6 +20,7 @@ from jax import lax
 
 from ascend_jax.ops.attention.centring import centred_keys, centred_queries, spread_of
 from ascend_jax.ops.attention.dropout import PHILOX_COLUMNS
+from ascend_jax.ops.attention.products import dot, operand, pad_rows, round_to, tile_columns, upcast
 from ascend_jax.ops.attention.scoring import (
     Lines,
     Options,
@@ -268,39 +269,3 @@ def _strays(at: Head, q_index: jax.Array, v: jax.Array) -> jax.Array:
     none = jnp.zeros((at.options.tile[0], v.shape[1]), v.dtype)
     up, down = at.walk(q_index, step, varying_together(v, (none, none))[1])
     return jnp.where(up > 0, jnp.inf, 0).astype(v.dtype) + jnp.where(down > 0, -jnp.inf, 0).astype(v.dtype)
-
-
-def round_to(x: jax.Array, dtype: str | None) -> jax.Array:
-    """Rounds values to a narrower type, as the device stores them."""
-    return x if dtype is None else x.astype(dtype).astype(x.dtype)
-
-
-def dot(a: jax.Array, b: jax.Array, options: Options) -> jax.Array:
-    """Multiplies in the narrower type of the two and adds up in the accumulator type.
-
-    Callers keep both sides in rows: XLA:CPU takes up to three times as long for a transposed operand.
-    """
-    narrow = min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
-    total = jnp.promote_types(narrow, jnp.float32)
-    return jnp.dot(a.astype(narrow), b.astype(narrow), precision=options.precision, preferred_element_type=total)
-
-
-def operand(x: jax.Array, options: Options) -> jax.Array:
-    """Casts once per head, not per tile, unless 16-bit products are wanted."""
-    return x if options.is_narrow else upcast(x)
-
-
-def upcast(x: jax.Array) -> jax.Array:
-    """Casts to the accumulator type."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
-def pad_rows(x: jax.Array, tile: int) -> jax.Array:
-    """Appends zero rows up to a whole number of tiles, at least one."""
-    rows = max(1, -(-x.shape[0] // tile)) * tile
-    return jnp.pad(x, ((0, rows - x.shape[0]), (0, 0)))
-
-
-def tile_columns(x: jax.Array, tile: int) -> jax.Array:
-    """Transposes whole tiles of rows ``[tiles * tile, D]``, once per head: ``[tiles, D, tile]``."""
-    return jnp.swapaxes(x.reshape(-1, tile, x.shape[1]), 1, 2)
