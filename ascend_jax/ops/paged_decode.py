@@ -92,11 +92,13 @@ def _decode(
         def chunks(first: Any, count: int, state: tuple[RowState, ...], is_last: bool) -> tuple[RowState, ...]:
             ids = lax.dynamic_slice_in_dim(pages, first * step, count * step).reshape(count, step)
             seen = jnp.arange(chunk_rows) < length - first * chunk_rows if is_last else None
+            # XLA would take what is done to a whole pool out of the loop, and so copy it
+            ids, *pools = lax.optimization_barrier((ids, k_pool, v_pool))
             new = []
             for part in range(parts):
                 k, v = (
                     [_take(pool, of_chunk, part, joined / kv_heads, seen).astype(kind) for of_chunk in ids]
-                    for pool in (k_pool, v_pool)
+                    for pool in pools
                 )
                 new.append(_absorb(rows[part], k, v, state[part], seen))
             return tuple(new)
