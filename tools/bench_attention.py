@@ -1,6 +1,7 @@
 """Measure FlashAttention on this machine's CPU, side by side with its peers in one process.
 
-    python tools/bench_attention.py [--json] [--full] [--seq 1024 4096] [--dims 64] [--heads 4] [--rounds 3] [--decode]
+    python tools/bench_attention.py [--json] [--full] [--seq 1024 4096] [--dims 64] [--heads 4] [--rounds 3]
+                                    [--decode | --ceiling]
 
 Prints each case as soon as it is measured (with ``--json`` to stderr). By default S is 1,024 and 4,096 and D is 64;
 ``--full`` takes S from 512 to 8,192 and D of 64 and 128, and many minutes.
@@ -9,10 +10,16 @@ Peers: ``torch.nn.functional.scaled_dot_product_attention`` (if torch is install
 and the unfused form. Every round runs each implementation once, in turn, so that a busy machine disturbs all alike;
 figures are medians, of 3 rounds where one takes long. FLOPs are those of the visible pairs, 4 D each forward and 3.5
 times that with backward, for every implementation, whatever it really computes. ``temp_bytes`` is what XLA allocates
-beside operands and results; for torch it is not known.
+beside operands and results; for torch it is not known. Threads of torch wait for one another at every step: while other
+programs hold one of the cores, torch loses more than the rest, and the ratios flatter.
+
+``--ceiling`` tells how fast attention could be at best with XLA's products: beside flash and torch it times "products",
+the 2-D products (two forward, five backward) of as many host tiles as the visible pairs fill, in the operand type that
+is faster, and "softmax", the maxima, exponentials and sums of the same tiles, and nothing else.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -45,6 +52,7 @@ def main() -> None:
     parser.add_argument("--heads", type=int, help="by default 4, fewer from 2,048 on")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--decode", action="store_true", help="only the paged decode case")
+    parser.add_argument("--ceiling", action="store_true", help="only what the products of forward and backward take")
     flags = parser.parse_args()
     lengths, dims, rounds = ([512, 1024, 2048, 4096, 8192], [64, 128], 5) if flags.full else ([1024, 4096], [64], 3)
     flags.seq, flags.dims, flags.rounds = flags.seq or lengths, flags.dims or dims, flags.rounds or rounds
@@ -66,8 +74,9 @@ def cases(flags: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     kinds = itertools.product(flags.dtypes, flags.dims, flags.seq, (False, True), (False, True))
     for dtype, dim, length, causal, backward in () if flags.decode else kinds:
         heads = flags.heads or min(4, max(1, 4096 // length))
-        yield measure(length, dim, dtype, causal, backward, heads, flags.rounds)
-    yield measure_decode(flags.rounds)
+        yield (measure_ceiling if flags.ceiling else measure)(length, dim, dtype, causal, backward, heads, flags.rounds)
+    if not flags.ceiling:
+        yield measure_decode(flags.rounds)
 
 
 def line(row: dict[str, Any]) -> str:
@@ -96,14 +105,80 @@ def measure(
     torch_call = torch_run(arrays, dtype, causal, backward)
     if torch_call is not None:
         runs["torch"], temps["torch"] = torch_call, None
-    pairs = length * (length + 1) // 2 if causal else length * length
-    flops = 4 * dim * heads * pairs * (3.5 if backward else 1)
+    flops = 4 * dim * heads * visible_pairs(length, causal) * (3.5 if backward else 1)
     case = f"{dtype} S={length} D={dim} {'causal' if causal else 'full'} {'fwd+bwd' if backward else 'fwd'}"
     times = interleaved(runs, rounds)
     return [
         {"case": case, "impl": name, "gflops": flops / ms / 1e6, "ms": ms, "temp_bytes": temps[name]}
         for name, ms in times.items()
     ]
+
+
+def visible_pairs(length: int, causal: bool) -> int:
+    """Return how many pairs of a row and a column a head has."""
+    return length * (length + 1) // 2 if causal else length * length
+
+
+def measure_ceiling(
+    length: int, dim: int, dtype: str, causal: bool, backward: bool, heads: int, rounds: int
+) -> list[dict[str, Any]]:
+    """Return flash, torch, and the bare products and softmax of a case."""
+    measured = measure(length, dim, dtype, causal, backward, heads, rounds)
+    rows = [row for row in measured if row["impl"] in ("flash", "torch")]
+    tile = aj.ops.host_tiles(length, length, dim)
+    tiles = -(-heads * visible_pairs(length, causal) // (tile[0] * tile[1]))
+    runs = {f"products {kind}": bare_products(tile, dim, kind, tiles, backward) for kind in {dtype, "float32"}}
+    times = interleaved(runs | {"softmax": bare_softmax(tile, tiles, backward)}, rounds)
+    flops = 4 * dim * heads * visible_pairs(length, causal) * (3.5 if backward else 1)
+    best = {"products": min(times[name] for name in runs), "softmax": times["softmax"]}
+    return rows + [
+        {"case": rows[0]["case"], "impl": name, "gflops": flops / ms / 1e6, "ms": ms, "temp_bytes": None}
+        for name, ms in best.items()
+    ]
+
+
+def bare_products(tile: tuple[int, int], dim: int, kind: str, tiles: int, backward: bool) -> Run:
+    """Return what runs the two products of a tile forward, and the five backward, so many times."""
+    rng = np.random.default_rng(0)
+    rows, cols = tile
+    shapes = {
+        "rows": (2, 1 + 2 * backward, rows, dim), "keys": (dim, cols), "weights": (rows, cols),
+        "values": (2, 1 + backward, cols, dim), "columns": (2, 2 * backward, dim, rows),
+    }  # fmt: skip
+    given = {name: jnp.asarray(rng.normal(size=shape), kind) for name, shape in shapes.items()}
+
+    def step(n: int, _: Any, x: dict[str, jax.Array]) -> Any:
+        x = x | {name: x[name][n % 2] for name in ("rows", "values", "columns")}  # so that every step has to be done
+        dot = functools.partial(jnp.dot, precision="highest", preferred_element_type=jnp.float32)
+        scores = [dot(each, x["keys"]) for each in x["rows"]]  # forward, again backward, and d_out v^T
+        sums = [dot(x["weights"], each) for each in x["values"]]  # out, dq
+        return scores, sums, [dot(each, x["weights"]) for each in x["columns"]]  # dk, dv
+
+    return repeated(step, given, tiles)
+
+
+def bare_softmax(tile: tuple[int, int], tiles: int, backward: bool) -> Run:
+    """Return what the softmax of a tile takes forward, and backward, so many times."""
+    scores = jnp.asarray(np.random.default_rng(0).normal(size=(2, *tile)).astype(np.float32))
+
+    def step(n: int, state: Any, scores: jax.Array) -> Any:
+        highest = scores[n % 2].max(axis=1)
+        weights = jnp.exp(scores[n % 2] - highest[:, None])
+        again = jnp.exp(scores[n % 2] - state[0][:, None]) * scores[1 - n % 2] if backward else 0.0
+        return highest, weights.sum(axis=1), weights, jnp.asarray(again)
+
+    return repeated(step, scores, tiles)
+
+
+def repeated(step: Callable[..., Any], given: Any, times: int) -> Run:
+    """Compile ``state = step(n, state, given)``, so many times."""
+
+    def run(given: Any) -> Any:
+        start = jax.tree.map(jnp.zeros_like, step(0, (jnp.zeros(1),), given))
+        return jax.lax.fori_loop(0, times, lambda n, state: step(n, state, given), start)
+
+    compiled = jax.jit(run).lower(given).compile()
+    return lambda: jax.block_until_ready(compiled(given))
 
 
 def jax_run(function: Callable[..., jax.Array], operands: list[jax.Array], backward: bool) -> tuple[Run, int]:

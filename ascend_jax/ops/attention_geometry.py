@@ -14,7 +14,7 @@ import numpy as np
 
 from ascend_jax.ops.attention.scoring import Scoring
 from ascend_jax.ops.attention.visibility import ALL_TOKENS, SparseMode, Visibility
-from ascend_jax.ops.attention_layout import refuse
+from ascend_jax.ops.attention_layout import check_numbers, refuse
 from ascend_jax.runtime.codes import Code
 
 __all__ = ["COMPRESSED_MASK", "PREFIX_MASK", "Geometry", "fixed_geometry", "packed_geometry"]
@@ -208,6 +208,7 @@ def _check_prefix(
     """Return the prefix of each batch row, and False if mode 5 drops them all because one is out of range."""
     if mode not in (SparseMode.PREFIX, SparseMode.PREFIX_COMPRESS):
         return [0] * batch, True
+    check_numbers("prefix", prefix)
     given = [] if prefix is None else [int(n) for n in prefix]
     if len(given) != batch:
         raise refuse("prefix", prefix, f"modes 5 and 6 need one number per batch row: {batch}")

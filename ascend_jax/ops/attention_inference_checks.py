@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.ops.attention_geometry import COMPRESSED_MASK
-from ascend_jax.ops.attention_layout import refuse
+from ascend_jax.ops.attention_layout import check_numbers, refuse
 from ascend_jax.runtime.codes import Code, ParameterError
 
 __all__ = [
@@ -114,11 +114,12 @@ def lengths_of(name: str, given: Any, batch: int, longest: int) -> Any:
     """Return the lengths ``[B]`` of a list that may hold one number for all; absent means all in use.
 
     Raises:
-      ParameterError: 561002 for a list of another length, for a length below 0 or past the tensor, and for numbers
-        that are no integers. Of traced numbers only the type is known.
+      ParameterError: 161002 for truth values; 561002 for a list of another length, for a length below 0 or past the
+        tensor, and for numbers that are no integers. Of traced numbers only the type is known.
     """
     if given is None:
         return np.full(batch, longest, np.int32)
+    check_numbers(name, given)
     is_traced = isinstance(given, jax.core.Tracer)
     lengths = given if is_traced else np.asarray(given)
     if lengths.ndim != 1 or lengths.shape[0] not in (1, batch):

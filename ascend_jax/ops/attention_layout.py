@@ -9,7 +9,7 @@ import numpy as np
 
 from ascend_jax.runtime.codes import Code, ParameterError
 
-__all__ = ["LAYOUTS", "from_heads_first", "refuse", "sequence_lengths", "to_heads_first"]
+__all__ = ["LAYOUTS", "check_numbers", "from_heads_first", "refuse", "sequence_lengths", "to_heads_first"]
 
 LAYOUTS = {"BSH": 3, "SBH": 3, "BNSD": 4, "BSND": 4, "TND": 3}  # rank
 
@@ -68,6 +68,17 @@ def from_heads_first(x: jax.Array, layout: str) -> jax.Array:
     return x if layout == "BSH" else jnp.swapaxes(x, 0, 1)
 
 
+def check_numbers(name: str, given: object) -> None:
+    """Refuse truth values among host integers: True is 1 to Python, but no length.
+
+    Raises:
+      ParameterError: 161002.
+    """
+    entries = given if isinstance(given, list | tuple) else (given,)
+    if any(isinstance(x, bool) or str(getattr(x, "dtype", "")) == "bool" for x in entries):
+        raise refuse(name, given, "must be integers, not truth values")
+
+
 def sequence_lengths(name: str, ends: object, total: int, *, is_exact: bool = False) -> list[int]:
     """Return the lengths of packed sequences from their cumulative ends; trailing zeros drop sequences.
 
@@ -78,12 +89,16 @@ def sequence_lengths(name: str, ends: object, total: int, *, is_exact: bool = Fa
       is_exact: The last end must be T, as the inference operators want it; else T may be larger.
 
     Raises:
-      ParameterError: 561002 if the ends fall, are no integers, or the last one does not fit T.
+      ParameterError: 161002 if T rows have none, or one is a truth value; 561002 if the ends fall, are no integers, or
+        the last one does not fit T.
 
     >>> sequence_lengths("actual_seq_qlen", [2, 2, 5, 0], 6)
     [2, 0, 3, 0]
     """
     given = np.asarray(ends).ravel()
+    if total and not given.size:
+        raise refuse(name, [], f"must have an entry for each sequence of the T = {total} rows")
+    check_numbers(name, ends)
     if given.size and not np.issubdtype(given.dtype, np.integer):
         raise refuse(name, given.tolist(), "must be integers", Code.INNER_TILING)
     values = [int(end) for end in given]

@@ -1,4 +1,4 @@
-"""The attention operators on a card, beside FlashAttentionScore: one row of a table each, one first phase for all.
+"""The attention operators on a card: one row of a table each, one first phase for all.
 
 A row names the tensors, what they compute (the function on arrays, so that the refusals are the same), and how a launch
 is planned. Which tensors and outputs a call has are static attributes of its kernel.
@@ -15,12 +15,14 @@ import numpy as np
 
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops import registry
+from ascend_jax.ops.attention.visibility import ALL_TOKENS
 from ascend_jax.ops.attention_branches import incre_flash_attention, prompt_flash_attention
+from ascend_jax.ops.attention_geometry import COMPRESSED_MASK
 from ascend_jax.ops.attention_inference import fused_infer_attention_score
 from ascend_jax.ops.attention_layout import refuse
 from ascend_jax.ops.attention_merge import attention_update, ring_attention_update
-from ascend_jax.ops.attention_plans import plan_backward, plan_inference, plan_merge
-from ascend_jax.ops.attention_score import flash_attention_score_grad
+from ascend_jax.ops.attention_plans import plan_backward, plan_inference, plan_merge, plan_score
+from ascend_jax.ops.attention_score import flash_attention_score, flash_attention_score_grad
 from ascend_jax.ops.registry import Operator, Plan
 from ascend_jax.ops.tensor import Tensor
 from ascend_jax.runtime.codes import Code, ParameterError
@@ -44,6 +46,15 @@ class AttentionOperator:
     outputs: tuple[str, ...]  # must be given
     may_return: tuple[str, ...] = ()  # outputs that may be left out
     scalars: tuple[str, ...] = ("scale_value",)
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # all attributes; equal ones share a kernel
+
+
+def _score(wanted: tuple[str, ...], *, query: Any, sparse_mode: int = 0, **given: Any) -> Results:
+    given = {"head_num": query.shape[1], "input_layout": "BNSD", **given}
+    if sparse_mode and "atten_mask" not in given:
+        # a compressed mask holds no choice, so a caller who has checked it may leave it out
+        given["atten_mask"] = jax.ShapeDtypeStruct(COMPRESSED_MASK, np.uint8)
+    return flash_attention_score(query, sparse_mode=sparse_mode, **given)._asdict()
 
 
 def _score_grad(wanted: tuple[str, ...], **given: Any) -> Results:
@@ -95,6 +106,16 @@ _PARTS = tuple(f"{part}_{name}" for part in ("prev", "cur") for name in ("attn_o
 _STATISTICS = ("attn_out", "softmax_max", "softmax_sum")
 
 ATTENTION_OPERATORS = {
+    "FlashAttentionScore": AttentionOperator(
+        _score, plan_score, _QKV, ("atten_mask", "pse", "drop_mask", "sink"),
+        ("attention_out", "softmax_max", "softmax_sum"),
+        defaults={
+            "head_num": None, "sparse_mode": None, "input_layout": "BNSD", "pse_type": 1, "keep_prob": 1.0,
+            "pre_tokens": ALL_TOKENS, "next_tokens": ALL_TOKENS, "inner_precise": 0, "softmax_layout": "",
+            "q_start_idx": 0, "kv_start_idx": 0, "prefix": None, "actual_seq_qlen": None, "actual_seq_kvlen": None,
+            "seed": None, "offset": 0,
+        },
+    ),
     "FlashAttentionScoreGrad": AttentionOperator(
         _score_grad, plan_backward, (*_QKV, "dy", "softmax_max", "softmax_sum", "attention_in"),
         ("pse", "drop_mask", "atten_mask", "sink", "query_rope", "key_rope"), ("dq", "dk", "dv"), ("dpse", "dsink"),
@@ -111,27 +132,49 @@ ATTENTION_OPERATORS = {
 }  # fmt: skip
 
 
+def _names(operator: str, inputs: Sequence[Any], tensors: tuple[str, ...] | None) -> tuple[str, ...]:
+    """Return the names of the inputs; those of a kernel that has none are the first of the table."""
+    entry = ATTENTION_OPERATORS[operator]
+    return (*entry.tensors, *entry.optional)[: len(inputs)] if tensors is None else tensors
+
+
 def _value(
-    operator: str, *arrays: Any, tensors: tuple[str, ...], wanted: tuple[str, ...], **attributes: Any
+    operator: str,
+    *arrays: Any,
+    tensors: tuple[str, ...] | None = None,
+    wanted: tuple[str, ...] | None = None,
+    **attributes: Any,
 ) -> tuple[jax.Array, ...]:
-    results = ATTENTION_OPERATORS[operator].compute(wanted, **dict(zip(tensors, arrays, strict=True)), **attributes)
+    entry = ATTENTION_OPERATORS[operator]
+    wanted = entry.outputs if wanted is None else wanted
+    given = dict(zip(_names(operator, arrays, tensors), arrays, strict=True))
+    results = entry.compute(wanted, **given, **attributes)
     return tuple(results[name] for name in wanted)
 
 
-def _infer_outputs(operator: str, inputs: Sequence[Argument], **attributes: Any) -> dict[str, Argument]:
+def _infer_outputs(
+    operator: str,
+    inputs: Sequence[Argument],
+    *,
+    tensors: tuple[str, ...] | None = None,
+    wanted: tuple[str, ...] | None = None,
+    **attributes: Any,
+) -> dict[str, Argument]:
     """Run the checks of the call on arrays, without any: the first phase refuses what that one refuses."""
-    for name, given in zip(attributes["tensors"], inputs, strict=True):
+    entry, tensors = ATTENTION_OPERATORS[operator], _names(operator, inputs, tensors)
+    wanted = entry.outputs if wanted is None else wanted
+    for name, given in zip(tensors, inputs, strict=True):
         if min(given.shape, default=1) < 1:
             raise refuse(f"{name}.shape", list(given.shape), "every dimension must be at least 1")
     arrays = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in inputs]
-    varying = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in ATTENTION_OPERATORS[operator].scalars}
+    varying = {name: jax.ShapeDtypeStruct((), jnp.float32) for name in entry.scalars}
+    compute = functools.partial(_value, operator, tensors=tensors, wanted=wanted, **attributes)
     try:
-        results = jax.eval_shape(functools.partial(_value, operator, **attributes), *arrays, **varying)
+        results = jax.eval_shape(compute, *arrays, **varying)
     except ParameterError as refusal:
         refusal.__notes__ = []  # what JAX says about its own frames
         raise
-    names = attributes["wanted"]
-    return {name: Argument(each.shape, np.dtype(each.dtype)) for name, each in zip(names, results, strict=True)}
+    return {name: Argument(each.shape, np.dtype(each.dtype)) for name, each in zip(wanted, results, strict=True)}
 
 
 def _plan(
@@ -141,11 +184,11 @@ def _plan(
     outputs: Sequence[Argument],
     core_limit: jax.Array,
     *,
-    tensors: tuple[str, ...],
-    wanted: tuple[str, ...],
+    tensors: tuple[str, ...] | None = None,
+    wanted: tuple[str, ...] | None = None,
     **attributes: Any,
 ) -> Plan:
-    given = dict(zip(tensors, inputs, strict=True))
+    given = dict(zip(_names(operator, inputs, tensors), inputs, strict=True))
     return ATTENTION_OPERATORS[operator].plan(chip, given, outputs, core_limit, attributes)
 
 
@@ -193,11 +236,21 @@ def first_phase(
             raise refuse(name, type(given).__name__, "must be a tensor; see ascend_jax.tensor")
     wanted = {name: each for name, each in outputs.items() if each is not None}
     kept = {name: _frozen(each) for name, each in everything.items() if name not in inputs and each is not None}
-    kept |= {"tensors": tuple(inputs), "wanted": tuple(wanted)}
+    if entry.defaults:
+        for name in kept:
+            if name not in (*entry.defaults, *entry.scalars):
+                raise TypeError(f"{operator} has no attribute {name!r}; it has {', '.join(entry.defaults)}")
+        kept = {name: each for name, each in kept.items() if name in entry.scalars or each != entry.defaults[name]}
+    if tuple(inputs) != _names(operator, tuple(inputs), None):
+        kept["tensors"] = tuple(inputs)
+    if tuple(wanted) != entry.outputs:
+        kept["wanted"] = tuple(wanted)
     return registry.get_workspace_size(
         card, operator, tuple(inputs.values()), tuple(wanted.values()), kept, core_limit=core_limit, site=site
     )
 
 
 def _frozen(given: Any) -> Any:
-    return tuple(int(n) for n in np.asarray(given).ravel()) if isinstance(given, list | tuple | np.ndarray) else given
+    """Make a list hashable. What it holds stays as it is: the call on arrays refuses what is no integer."""
+    given = given.ravel().tolist() if isinstance(given, np.ndarray) else given
+    return tuple(given) if isinstance(given, list | tuple) else given

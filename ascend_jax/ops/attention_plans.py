@@ -18,12 +18,21 @@ from ascend_jax.chip.pipeline import QUEUES
 from ascend_jax.chip.spec import ChipSpec
 from ascend_jax.ops.attention.tiling import AttentionCost, AttentionShape, choose_tile
 from ascend_jax.ops.attention.visibility import SparseMode
+from ascend_jax.ops.attention_geometry import COMPRESSED_MASK
 from ascend_jax.ops.registry import Plan
 from ascend_jax.ops.timing import attention as timing
 from ascend_jax.ops.timing.limits import launched_limit
 from ascend_jax.runtime.kernels import LIMITS, Argument, Cost, kernel_cost
 
-__all__ = ["heads_first", "plan_backward", "plan_forward", "plan_inference", "plan_merge", "training_shape"]
+__all__ = [
+    "heads_first",
+    "plan_backward",
+    "plan_forward",
+    "plan_inference",
+    "plan_merge",
+    "plan_score",
+    "training_shape",
+]
 
 Arguments = Mapping[str, Argument]
 CAUSAL = {2: SparseMode.LEFT_UP_CAUSAL, 8: SparseMode.LEFT_UP_CAUSAL, 0: SparseMode.NO_MASK, 1: SparseMode.NO_MASK}
@@ -109,6 +118,21 @@ def _mean_length(ends: Sequence[int], total: int) -> tuple[int, int]:
 def plan_forward(chip: ChipSpec, shape: AttentionShape, extra_bytes: float, core_limit: Any) -> Plan:
     """Plan a forward launch with the fastest tile that fits; ``extra_bytes`` is HBM traffic beside q, k, v and out."""
     return _plan(chip, choose_tile(chip, shape, core_limit), extra_bytes)
+
+
+def plan_score(
+    chip: ChipSpec, inputs: Arguments, outputs: Sequence[Argument], core_limit: Any, attributes: Mapping[str, Any]
+) -> Plan:
+    """Plan a training launch: the fastest tile that fits, by a model that knows no mask and the two causal modes.
+
+    HBM traffic: what the tile model reads of q, k, v and writes of the output, the statistics, and of the mask the
+    part that the window over it can reach.
+    """
+    attributes = {"input_layout": "BNSD", "head_num": inputs["query"].shape[1], **attributes}
+    shape = training_shape(inputs, attributes, attributes.get("sparse_mode", 0))
+    rows, columns = (min(*pair) for pair in zip(COMPRESSED_MASK, (shape.q_len, shape.kv_len), strict=True))
+    mask_bytes = rows * columns * ("atten_mask" in inputs)
+    return plan_forward(chip, shape, float(mask_bytes + sum(each.nbytes for each in outputs[1:])), core_limit)
 
 
 def _plan(chip: ChipSpec, best: AttentionCost, extra_bytes: Any) -> Plan:

@@ -1,12 +1,11 @@
 """FlashAttentionScore on a card: two-phase calls of fused attention, as ``aclnnFlashAttentionScore`` defines it.
 
-What it computes is :func:`ascend_jax.ops.attention_score.flash_attention_score`; here are the entry in the registry,
-the first phase, and the cost. Outputs are attention_out in the layout of query, and the row statistics softmax_max and
-softmax_sum, float32 with eight equal copies a row (one 32-byte block).
+What it computes is :func:`ascend_jax.ops.attention_score.flash_attention_score`; its row in the table of operators is
+in ``attention_operators``, here are the first phase and the choice of cores. Outputs are attention_out in the layout of
+query, and the row statistics softmax_max and softmax_sum, float32 with eight equal copies a row (one 32-byte block).
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,75 +13,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from ascend_jax.chip.spec import ChipSpec
-from ascend_jax.ops import registry
 from ascend_jax.ops.attention.tiling import AttentionShape, choose_tile
-from ascend_jax.ops.attention.visibility import ALL_TOKENS, SparseMode
-from ascend_jax.ops.attention_plans import plan_forward, training_shape
-from ascend_jax.ops.attention_score import COPIES, flash_attention_score
-from ascend_jax.ops.registry import ALL_CORES, Operator, Plan
+from ascend_jax.ops.attention.visibility import SparseMode
+from ascend_jax.ops.attention_geometry import COMPRESSED_MASK
+from ascend_jax.ops.attention_layout import refuse
+from ascend_jax.ops.attention_operators import first_phase
+from ascend_jax.ops.registry import ALL_CORES
 from ascend_jax.ops.tensor import Tensor
-from ascend_jax.runtime.codes import Code, ParameterError
 from ascend_jax.runtime.edge import Site, verb
 from ascend_jax.runtime.kernels import Argument, Executor
 from ascend_jax.runtime.state import CardState
 
 NAME = "FlashAttentionScore"
-MASK_SIZE = 2048  # side of the compressed mask of the causal modes
-STATISTICS_COPIES = COPIES
-OPTIONAL = ("pse", "drop_mask", "atten_mask", "sink")  # tensors that a call may leave out, in their order
-_DEFAULTS = {  # attributes that reach the kernel only where they differ, so that plain calls share one
-    "input_layout": "BNSD", "pse_type": 1, "keep_prob": 1.0, "pre_tokens": ALL_TOKENS, "next_tokens": ALL_TOKENS,
-    "inner_precise": 0, "softmax_layout": "", "q_start_idx": 0, "kv_start_idx": 0, "prefix": None,
-    "actual_seq_qlen": None, "actual_seq_kvlen": None, "seed": None, "offset": 0,
-}  # fmt: skip
-
-
-def _refuse(parameter: str, given: object, rule: str) -> ParameterError:
-    return ParameterError(Code.PARAM_INVALID, parameter, given, rule)
-
-
-def infer(
-    inputs: Sequence[Argument], *, sparse_mode: int, optional: tuple[str, ...] | None = None, **attributes: Any
-) -> dict[str, Argument]:
-    """Refuse what the operator's first phase refuses (161001, 161002, 561002); return the outputs.
-
-    ``optional`` names the inputs after query, key, value; a fourth one alone is the mask.
-    """
-    for name, given in zip(("query", "key", "value"), inputs, strict=False):
-        if min(given.shape, default=1) < 1:
-            raise _refuse(f"{name}.shape", list(given.shape), "every dimension must be at least 1")
-    arrays = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in inputs]
-    compute = functools.partial(value, scale_value=1.0, sparse_mode=sparse_mode, optional=optional, **attributes)
-    try:
-        results = jax.eval_shape(compute, *arrays)
-    except ParameterError as refusal:
-        refusal.__notes__ = []  # what JAX says about its own frames
-        raise
-    names = ("attention_out", "softmax_max", "softmax_sum")
-    return {name: Argument(each.shape, np.dtype(each.dtype)) for name, each in zip(names, results, strict=True)}
-
-
-def value(
-    query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    *others: jax.Array,
-    scale_value: float | jax.Array,
-    sparse_mode: int,
-    optional: tuple[str, ...] | None = None,
-    **attributes: Any,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Compute attention_out, softmax_max and softmax_sum."""
-    names = ("atten_mask",) * len(others) if optional is None else optional
-    attributes = {"head_num": query.shape[1], "input_layout": "BNSD", **attributes}
-    if optional is None and not others and sparse_mode:
-        # a compressed mask holds no choice, so a caller who has checked it may leave it out
-        others, names = (jax.ShapeDtypeStruct((MASK_SIZE, MASK_SIZE), np.uint8),), ("atten_mask",)  # type: ignore[assignment]
-    given: dict[str, Any] = dict(zip(names, others, strict=True))
-    done = flash_attention_score(
-        query, key, value, scale_value=scale_value, sparse_mode=sparse_mode, **given, **attributes
-    )
-    return done.attention_out, done.softmax_max, done.softmax_sum
+MASK_SIZE = COMPRESSED_MASK[0]  # side of the compressed mask of the causal modes
 
 
 def attention_shape(query: Argument, key: Argument, value: Argument, sparse_mode: int) -> AttentionShape:
@@ -100,54 +43,6 @@ def attention_shape(query: Argument, key: Argument, value: Argument, sparse_mode
         dtype_bytes=query.dtype.itemsize,
         mode=SparseMode(sparse_mode),
     )
-
-
-def plan(
-    chip: ChipSpec,
-    inputs: Sequence[Argument],
-    outputs: Sequence[Argument],
-    core_limit: jax.Array,
-    *,
-    sparse_mode: int,
-) -> Plan:
-    """Choose the fastest tile that fits the chip and predict the launch.
-
-    HBM traffic: what the tile model reads of q, k, v and writes of the output, the statistics, and of the mask the
-    part that the window over it can reach.
-    """
-    query, key, value = inputs[:3]
-    return _plan(chip, attention_shape(query, key, value, sparse_mode), len(inputs) > 3, outputs, core_limit)
-
-
-def _plan(
-    chip: ChipSpec, shape: AttentionShape, has_mask: bool, outputs: Sequence[Argument], core_limit: jax.Array
-) -> Plan:
-    mask_bytes = min(MASK_SIZE, shape.q_len) * min(MASK_SIZE, shape.kv_len) * has_mask
-    return plan_forward(chip, shape, float(mask_bytes + sum(each.nbytes for each in outputs[1:])), core_limit)
-
-
-def plan_call(
-    chip: ChipSpec,
-    inputs: Sequence[Argument],
-    outputs: Sequence[Argument],
-    core_limit: jax.Array,
-    *,
-    sparse_mode: int,
-    optional: tuple[str, ...] | None = None,
-    **attributes: Any,
-) -> Plan:
-    """Predict a call of any layout and mode by the tile model, which knows no mask, and the two causal modes.
-
-    Bands and prefixes count as the causal mode that holds them; packed sequences as equal ones of their mean length.
-    """
-    names = ("atten_mask",) * len(inputs[3:]) if optional is None else optional
-    given = dict(zip(("query", "key", "value", *names), inputs, strict=True))
-    attributes = {"input_layout": "BNSD", "head_num": inputs[0].shape[1], **attributes}
-    shape = training_shape(given, attributes, sparse_mode)
-    return _plan(chip, shape, "atten_mask" in given, outputs, core_limit)
-
-
-registry.add(Operator(NAME, value, plan_call, infer, scalars=("scale_value",)))
 
 
 @verb
@@ -207,47 +102,16 @@ def flash_attention_score_get_workspace_size(
     Raises:
       ParameterError: 161001 for a missing tensor, 161002 and 561002 for what the operator refuses.
     """
-    given = {"query": query, "key": key, "value": value}
-    given |= {"attention_out": attention_out, "softmax_max": softmax_max, "softmax_sum": softmax_sum}
-    for name, tensor in given.items():
-        if not isinstance(tensor, Tensor):
-            raise ParameterError(Code.PARAM_NULLPTR, name, tensor, "must be a tensor; see ascend_jax.tensor")
     if padding_mask is not None:
-        raise _refuse("padding_mask", "given", "is reserved: must be None")
-    present = {"pse": pse, "drop_mask": drop_mask, "atten_mask": atten_mask, "sink": sink}
-    inputs, names = [query, key, value], tuple(name for name in OPTIONAL if present[name] is not None)
-    inputs += [present[name] for name in names]  # type: ignore[misc]
-    if atten_mask is None:
-        sparse_mode = int(SparseMode.NO_MASK)
-    elif input_layout == "BNSD" and names == ("atten_mask",) and sparse_mode in (2, 3) and not attributes:
-        _check_head_num(head_num, query)
-        names = None  # type: ignore[assignment]
-    kept = _static_attributes({**attributes, "input_layout": input_layout})
-    if names or kept:
-        kept |= {"head_num": head_num, "optional": names}
-    else:
-        _check_head_num(head_num, query)
-    attributes = {"scale_value": scale_value, "sparse_mode": int(sparse_mode), **kept}
-    outputs = (attention_out, softmax_max, softmax_sum)
-    return registry.get_workspace_size(card, NAME, inputs, outputs, attributes, core_limit=core_limit, site=site)
-
-
-def _check_head_num(head_num: int, query: Tensor) -> None:
-    if len(query.shape) == 4 and head_num != query.shape[1]:
-        raise _refuse("head_num", head_num, f"must be {query.shape[1]}, the heads of query")
-
-
-def _static_attributes(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes that differ from their defaults, hashable."""
-    kept = {}
-    for name, each in given.items():
-        if name not in _DEFAULTS:
-            raise TypeError(f"flash_attention_score has no attribute {name!r}; it has {', '.join(_DEFAULTS)}")
-        is_list = name in ("prefix", "actual_seq_qlen", "actual_seq_kvlen") and each is not None
-        each = tuple(int(n) for n in each) if is_list else each
-        if each != _DEFAULTS[name]:
-            kept[name] = each
-    return kept
+        raise refuse("padding_mask", "given", "is reserved: must be None")
+    if input_layout == "BNSD" and isinstance(query, Tensor) and len(query.shape) == 4 and head_num != query.shape[1]:
+        raise refuse("head_num", head_num, f"must be {query.shape[1]}, the heads of query")
+    tensors = {"query": query, "key": key, "value": value}
+    outputs = {"attention_out": attention_out, "softmax_max": softmax_max, "softmax_sum": softmax_sum}
+    attributes |= {"atten_mask": atten_mask, "pse": pse, "drop_mask": drop_mask, "sink": sink}
+    attributes |= {"head_num": head_num, "input_layout": input_layout, "scale_value": scale_value}
+    attributes["sparse_mode"] = int(SparseMode.NO_MASK if atten_mask is None else sparse_mode)
+    return first_phase(card, NAME, tensors, outputs, attributes, core_limit, site)
 
 
 def share_cores(chip: ChipSpec, shape: AttentionShape, launches: int) -> int:

@@ -1,8 +1,8 @@
 """Decoding straight from pages: one query row against a cache, every byte of it read once.
 
 The general path gathers the pages into ``[B, N, S, D]`` first, which for one query row costs several times the
-attention itself. Here a loop takes one page of one batch row at a time, or a few small ones, and runs the online
-softmax on it while it is in the processor's cache. It stops at the length of the row. Key heads that lie side by side
+attention itself. Here a loop takes a few pages of one batch row at a time and runs the online softmax on them while
+they are in the processor's cache. It stops at the length of the row. Key heads that lie side by side
 share one product, the queries of each with zeros in the columns of the others: with few query rows a product costs as
 much as reading the keys, however many of its factors are 0. Not differentiable: inference only.
 """
@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ascend_jax.ops.attention.online_softmax import RowState, absorb
 from ascend_jax.runtime.loop import varying_together
 
 __all__ = ["paged_decode"]
 
-State = tuple[jax.Array, jax.Array, jax.Array]  # row_max, row_sum, acc of the query rows of one product
-
-_CHUNK_ROWS = 128  # rows of keys taken at a time: they stay in the cache
+_CHUNK_ROWS = 128  # rows of keys in one product, or those of a larger page
+_STEP_ROWS = 512  # that a single product has at a time while there are as many: they share the steps of the softmax
 _PRODUCT_ROWS = 8  # query rows that a product takes at no more than the cost of reading the keys
 
 
@@ -76,8 +76,11 @@ def _decode(
     """Compute :func:`paged_decode` with so many key heads in a product."""
     batch, heads, _, dim = q.shape
     group, parts = heads // kv_heads, kv_heads // joined
-    step = max(1, _CHUNK_ROWS // block_size)
+    step = max(1, _CHUNK_ROWS // block_size)  # pages of a chunk
+    chunk_rows = step * block_size
     table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % step)))
+    # of several products in a step the keys would not stay in the cache
+    together = max(1, min(_STEP_ROWS // chunk_rows, table.shape[1] // step)) if parts == 1 else 1
     kind = jnp.promote_types(q.dtype, jnp.float32)
     queries = (q.astype(kind) * jnp.asarray(scale, kind)).reshape(batch, parts, joined, group, dim)
     queries = _apart(queries).reshape(batch, parts, joined * group, joined * dim)
@@ -86,26 +89,32 @@ def _decode(
     def one(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         rows, pages, length = operands
 
-        def chunk(index: Any, state: tuple[State, ...], is_last: bool) -> tuple[State, ...]:
-            ids = lax.dynamic_slice_in_dim(pages, index * step, step)
-            is_seen = jnp.arange(step * block_size) < length - index * step * block_size if is_last else None
-            taint = jnp.where((ids < 0) | (ids >= most), jnp.nan, 0).astype(kind)
-            taint = jnp.repeat(taint, block_size)
+        def chunks(first: Any, count: int, state: tuple[RowState, ...], is_last: bool) -> tuple[RowState, ...]:
+            ids = lax.dynamic_slice_in_dim(pages, first * step, count * step).reshape(count, step)
+            seen = jnp.arange(chunk_rows) < length - first * chunk_rows if is_last else None
+            # XLA would take what is done to a whole pool out of the loop, and so copy it
+            ids, *pools = lax.optimization_barrier((ids, k_pool, v_pool))
             new = []
             for part in range(parts):
-                k, v = (_take(pool, ids, part, joined / kv_heads, is_seen).astype(kind) for pool in (k_pool, v_pool))
-                new.append(_absorb(rows[part], k, v, taint, state[part], is_seen))
+                k, v = (
+                    [_take(pool, of_chunk, part, joined / kv_heads, seen).astype(kind) for of_chunk in ids]
+                    for pool in pools
+                )
+                new.append(_absorb(rows[part], k, v, state[part], seen))
             return tuple(new)
 
         size = joined * group
         value_dim = v_pool.shape[2] // kv_heads if v_pool.ndim == 3 else _width(v_pool)
         lowest = jnp.full(size, jnp.finfo(kind).min, kind)
-        state = ((lowest, jnp.zeros(size, kind), jnp.zeros((size, joined * value_dim), kind)),) * parts
+        state = (RowState(lowest, jnp.zeros(size, kind), jnp.zeros((size, joined * value_dim), kind)),) * parts
         state = varying_together((rows, k_pool, v_pool, pages, length), state)[1]
-        whole = length // (step * block_size)
-        state = lax.fori_loop(0, whole, lambda n, x: chunk(n, x, False), state)
-        state = lax.fori_loop(whole, -(-length // (step * block_size)), lambda n, x: chunk(n, x, True), state)
+        whole = length // (together * chunk_rows)
+        state = lax.fori_loop(0, whole, lambda n, x: chunks(n * together, together, x, False), state)
+        rest = whole * together, -(-length // chunk_rows)
+        state = lax.fori_loop(*rest, lambda n, x: chunks(n, 1, x, True), state)
         row_max, row_sum, acc = (jnp.stack(x) for x in zip(*state, strict=True))
+        is_lost = ((pages < 0) | (pages >= most)) & (jnp.arange(pages.size) * block_size < length)
+        row_sum = jnp.where(is_lost.any(), jnp.nan, row_sum)  # there is no such page
         hidden = row_sum == 0
         divisor = jnp.where(hidden, 1, row_sum)
         own = jnp.arange(joined)
@@ -135,6 +144,9 @@ def _width(pool: jax.Array) -> int:
 
 def _take(pool: jax.Array, ids: jax.Array, part: int, share: float, is_seen: jax.Array | None) -> jax.Array:
     """Return the rows of some pages for one of the parts of the key heads, ``[rows, J D]``; 0 where not seen."""
+    dtype = pool.dtype
+    if dtype.itemsize == 2:  # XLA:CPU would widen the whole pool to slice 16-bit floats
+        pool = lax.bitcast_convert_type(pool, jnp.uint16)
     width = round(pool.shape[2] * share)
     start: tuple[int, ...] = (0, part * width)
     size: tuple[int, ...] = (pool.shape[1], width)
@@ -144,21 +156,23 @@ def _take(pool: jax.Array, ids: jax.Array, part: int, share: float, is_seen: jax
     if pool.ndim == 5:  # [1, 1, D / c, bs, c]
         pages = [page.swapaxes(2, 3) for page in pages]
     rows = jnp.concatenate([page.reshape(-1, size[-1] if pool.ndim < 5 else _width(pool)) for page in pages])
-    return rows if is_seen is None else jnp.where(is_seen[:, None], rows, 0)
+    rows = rows if is_seen is None else jnp.where(is_seen[:, None], rows, 0)
+    return lax.bitcast_convert_type(rows, dtype)
 
 
 def _absorb(
-    q: jax.Array, k: jax.Array, v: jax.Array, taint: jax.Array, state: State, is_seen: jax.Array | None
-) -> State:
-    """Add a chunk of keys to the state of the query rows of one product."""
-    row_max, row_sum, acc = state
-    scores = jnp.dot(q, k.T, precision=lax.Precision.HIGHEST) + taint[None, :]
+    q: jax.Array, k: list[jax.Array], v: list[jax.Array], state: RowState, is_seen: jax.Array | None
+) -> RowState:
+    """Add chunks of keys to the state of the query rows of one product; ``is_seen`` is that of a single chunk."""
+    scores = jnp.concatenate([jnp.dot(chunk, q.T, precision=lax.Precision.HIGHEST) for chunk in k])
+    seen = None
     if is_seen is not None:
-        scores = jnp.where(is_seen[None, :], scores, -jnp.inf)
-    highest = jnp.maximum(row_max, scores.max(axis=1))
-    weights = jnp.exp(scores - highest[:, None])
-    if is_seen is not None:
-        weights = jnp.where(is_seen[None, :], weights, 0)
-    decay = jnp.exp(row_max - highest)
-    new = acc * decay[:, None] + jnp.dot(weights, v, precision=lax.Precision.HIGHEST)
-    return highest, row_sum * decay + weights.sum(axis=1), new
+        seen = is_seen[:, None]
+        scores = jnp.where(seen, scores, -jnp.inf)
+
+    def product(weights: jax.Array) -> jax.Array:
+        parts = zip(jnp.split(weights, len(v)), v, strict=True)
+        products = [jnp.dot(w.T, chunk, precision=lax.Precision.HIGHEST) for w, chunk in parts]
+        return functools.reduce(jnp.add, products)
+
+    return absorb(state, scores.max(axis=0), [(scores, seen, product)], keys_axis=0)

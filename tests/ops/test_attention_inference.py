@@ -93,6 +93,26 @@ def test_a_traced_table_never_reads_another_page():
     assert np.isnan(run(jnp.array([[2, 3]]), jnp.array([20]))).all()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_decoding_reads_the_pages_where_they_are(dtype):
+    """Whole spans of pages and a rest; temporary memory is that of a few pages, whatever the type."""
+    q, k, v = (jnp.asarray(x, dtype) for x in draw((2, 1, N * D), (96, 128, K * D), (96, 128, K * D), seed=5))
+    table, lengths = np.random.default_rng(5).permutation(96).reshape(2, 48), np.array([48 * 128 - 200, 700])
+    run = jax.jit(
+        lambda *pools: fused_infer_attention_score(
+            q, *pools, block_table=jnp.asarray(table), block_size=128, actual_seq_lengths_kv=jnp.asarray(lengths),
+            **HEADS,
+        ).attention_out
+    ).lower(k, v).compile()  # fmt: skip
+    assert run.memory_analysis().temp_size_in_bytes < k.nbytes / 2
+    rows = [np.asarray(x, np.float32)[table].reshape(2, -1, K, D).swapaxes(1, 2) for x in (k, v)]
+    seen = (np.arange(48 * 128)[None] < lengths[:, None])[:, None, None]
+    heads_first = np.asarray(q, np.float32).reshape(2, N, 1, D)
+    wanted = expect(heads_first, *rows, seen)[0]
+    got = np.asarray(run(k, v), np.float32).reshape(2, N, 1, D)
+    np.testing.assert_allclose(got, wanted, atol=1e-6 if dtype == "float32" else 2e-3)
+
+
 def test_a_traced_table_never_reads_past_the_smaller_pool():
     q, k, v = (jnp.asarray(x) for x in draw((1, 1, N * D), (3, 16, K * D), (2, 16, K * D)))
     run = jax.jit(

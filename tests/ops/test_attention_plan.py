@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import ascend_jax as aj
+from ascend_jax.ops import registry
 from ascend_jax.runtime.kernels import Argument
 
 operator = importlib.import_module("ascend_jax.ops.flash_attention_score")  # the package's attribute is the function
@@ -21,7 +22,7 @@ CORES = {"Ascend910B2": (24, 2), "Ascend910B4": (20, 2), "Ascend910_9392": (24, 
 
 def arguments(shape, dtype):
     qkv = [Argument(shape, jnp.dtype(dtype))] * 3
-    return qkv, list(operator.infer(qkv, sparse_mode=0).values())
+    return qkv, list(aj.ops.infer(operator.NAME, qkv, {"sparse_mode": 0}).values())
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -31,7 +32,7 @@ def test_one_block_per_core_and_the_predicted_time(name, shape):
     inputs, outputs = arguments(shape, "float16")
 
     def both(chip, limit):
-        cost = operator.plan(chip, inputs, outputs, limit, sparse_mode=0).cost
+        cost = registry.find(operator.NAME).plan(chip, inputs, outputs, limit, sparse_mode=0).cost
         best = aj.ops.choose_tile(chip, operator.attention_shape(*inputs, 0), limit)
         return cost, cost.duration_ns(chip), cost.waves(chip), best
 

@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import ascend_jax as aj
 from ascend_jax.ops.attention.host_tile import host_tiles
 from ascend_jax.ops.attention.kernel import FLT_MAX, flash_forward
+from ascend_jax.ops.attention.products import narrowed
 from ascend_jax.ops.attention.reference import attention_reference, naive_attention
 from ascend_jax.ops.attention.visibility import Visibility
 
@@ -181,6 +182,17 @@ class TestNonFinite:
         out = flash(q.at[0, 0, 7, 3].set(jnp.nan), k, v, LEFT_UP)[0][0, 0]
         assert np.isnan(out[7]).all()
         assert_array_equal(np.delete(out, 7, axis=0), np.delete(flash(q, k, v, LEFT_UP)[0][0, 0], 7, axis=0))
+
+
+def test_narrowing_rounds_as_the_conversion_does():
+    edges = [0.0, -0.0, 1e-45, 1.1754944e-38, 1 + 2**-8, 1 + 3 * 2**-8, 3.3895314e38, 3.4028235e38, np.inf, -np.inf]
+    bits = np.random.default_rng(0).integers(0, 2**32, 4096, np.uint32)  # NaN of any payload among them
+    values = np.concatenate([np.float32(edges), bits.view(np.float32), np.uint32([0xFFFFFFFF]).view(np.float32)])
+    got = np.asarray(narrowed(jnp.asarray(values), jnp.bfloat16), np.float32)
+    upper = (values.view(np.uint32).astype(np.uint64) + 0x7FFF + (values.view(np.uint32) >> 16 & 1)) >> 16 << 16
+    wanted = np.where(np.isnan(values), np.nan, upper.astype(np.uint32).view(np.float32))
+    np.testing.assert_array_equal(got, wanted)
+    assert np.isnan(wanted).any() and narrowed(jnp.float32(1.5), jnp.float16).dtype == jnp.float16
 
 
 def test_float64_stays_float64():

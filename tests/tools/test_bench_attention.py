@@ -49,3 +49,10 @@ def test_the_table_is_written_as_it_is_read(tmp_path):
     space = {}
     exec(compile(tune.render(HOST_TILES, NARROW_PRODUCTS), "host_tile_table.py", "exec"), space)
     assert (space["HOST_TILES"], space["NARROW_PRODUCTS"]) == (HOST_TILES, NARROW_PRODUCTS)
+
+
+def test_the_ceiling_is_that_of_products_and_softmax_alone():
+    rows = load("bench_attention").measure_ceiling(64, 16, "bfloat16", True, True, 2, 1)
+    assert {row["impl"] for row in rows} >= {"flash", "products", "softmax"}
+    for row in rows:
+        assert row["gflops"] == pytest.approx(4 * 16 * 2 * 64 * 65 / 2 * 3.5 / row["ms"] / 1e6)

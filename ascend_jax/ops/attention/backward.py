@@ -15,16 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ascend_jax.ops.attention.online_softmax import (
-    Head,
-    dot,
-    mask_scores,
-    operand,
-    pad_rows,
-    round_to,
-    tile_columns,
-    upcast,
-)
+from ascend_jax.ops.attention.online_softmax import Head, mask_scores
+from ascend_jax.ops.attention.products import dot, operand, pad_rows, round_to, tile_columns, upcast
 from ascend_jax.ops.attention.scoring import (
     Options,
     Scoring,

@@ -10,7 +10,8 @@ and ``out = acc / l`` at the end (Milakov and Gimelshein, arXiv 1805.02867; Dao,
 are all hidden are not visited; tiles whose pairs are all visible need no mask.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from jax import lax
 
 from ascend_jax.ops.attention.centring import centred_keys, centred_queries, spread_of
 from ascend_jax.ops.attention.dropout import PHILOX_COLUMNS
+from ascend_jax.ops.attention.products import dot, operand, pad_rows, round_to, tile_columns, upcast
 from ascend_jax.ops.attention.scoring import (
     Lines,
     Options,
@@ -34,7 +36,7 @@ from ascend_jax.ops.attention.scoring import (
 )
 from ascend_jax.runtime.loop import varying_together
 
-__all__ = ["RowState", "forward"]
+__all__ = ["RowState", "absorb", "forward"]
 
 _CHAIN = 256  # columns of weights that one product adds up, a multiple of PHILOX_COLUMNS
 
@@ -84,7 +86,8 @@ def forward(
         is_clean = jnp.isfinite(v_rows).all()
         k_padded, v_padded = (pad_rows(operand(x, options), options.tile[1]) for x in (k_rows, v_rows))
         spread = None if options.is_narrow or options.sees_score else spread_of(upcast(k_rows))
-        k_columns = tile_columns(k_padded if spread is None else centred_keys(k_padded), options.tile[1])
+        k_columns = tile_columns(k_padded, options.tile[1])
+        k_columns = k_columns if spread is None else centred_keys(k_columns)
 
         def q_head(operands: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
             offset, q_rows = operands
@@ -166,12 +169,17 @@ def _q_tiles(
     lowest = jnp.finfo(kind).min
     v_clean = jnp.where(jnp.isfinite(v), v, 0)  # a hidden NaN would leak into the product as 0 * NaN
 
+    q_scaled, shifts = (q * at.scale).astype(q.dtype), None
+    if spread is not None:
+        every = lines_of(at.scoring, at.batch, 0, q.shape[0])
+        q_scaled, shifts = centred_queries(q_scaled, spread, every.high - every.low)
+
     def one(q_index: jax.Array) -> tuple[jax.Array, ...]:
-        q_rows = (lax.dynamic_slice_in_dim(q, q_index * q_tile, q_tile) * at.scale).astype(q.dtype)
+        q_rows = lax.dynamic_slice_in_dim(q_scaled, q_index * q_tile, q_tile)
         lines = at.lines(q_index)
         shift = jnp.zeros((), kind)
-        if spread is not None:
-            q_rows, shift = centred_queries(q_rows, spread, lines.high - lines.low)
+        if shifts is not None:
+            shift = lax.dynamic_slice_in_dim(shifts, q_index * q_tile, q_tile)
         sink = None if at.sink is None else at.sink[at.head].astype(kind) - shift
         top = jnp.asarray(lowest, kind) if sink is None else jnp.maximum(sink, lowest)
         weight = jnp.zeros((), kind) if sink is None else jnp.exp(sink - top)
@@ -194,21 +202,47 @@ def _q_tiles(
 
 
 def _absorb(rows: RowState, scores: jax.Array, v: jax.Array, spot: Spot, at: Head, is_masked: bool) -> RowState:
-    """Adds a tile of ``scores`` ``[R, C]`` and values ``[C, Dv]`` to ``rows``, by the formula at the top."""
+    """Adds a tile of ``scores`` ``[R, C]`` and values ``[C, Dv]`` to ``rows``."""
     scores, mask = mask_scores(scores, spot, at) if is_masked else (scores, None)
-    # rows.row_max is finite, so a row without a visible score yet never meets inf - inf.
-    row_max = jnp.maximum(rows.row_max, scores.max(axis=1))
+    # a shorter chain of additions rounds less
+    parts = [slice(start, min(start + _CHAIN, spot.cols)) for start in range(0, spot.cols, _CHAIN)]
+
+    def product(weights: jax.Array, part: slice) -> jax.Array:
+        here = spot._replace(col0=spot.col0 + part.start, cols=part.stop - part.start)
+        weights = quantise_weights(keep_weights(weights, here, at.scoring), at.scoring)
+        return dot(round_to(weights, at.options.weight_dtype), v[part], at.options)
+
+    steps = [
+        (scores[:, part], None if mask is None else mask[:, part], functools.partial(product, part=part))
+        for part in parts
+    ]
+    return absorb(rows, scores.max(axis=1), steps)
+
+
+def absorb(
+    rows: RowState,
+    top: jax.Array,
+    steps: Sequence[tuple[jax.Array, jax.Array | None, Callable[[jax.Array], jax.Array]]],
+    keys_axis: int = 1,
+) -> RowState:
+    """Adds keys to ``rows``, by the formula at the top.
+
+    Args:
+        rows: The state of R rows; ``row_max`` finite, so that no row meets inf - inf.
+        top: ``[R]``, greatest new score.
+        steps: Of some of the keys each: their scores ``[R, C]``, which of them may have weight (None: all), and what
+            multiplies their weights with the values, giving ``[R, Dv]``.
+        keys_axis: Axis of the keys; 0 for scores ``[C, R]``.
+    """
+    row_max = jnp.maximum(rows.row_max, top)
     decay = jnp.exp(rows.row_max - row_max)
     row_sum, acc = rows.row_sum * decay, rows.acc * decay[:, None]
-    for start in range(0, spot.cols, _CHAIN):  # a shorter chain of additions rounds less
-        part = slice(start, min(start + _CHAIN, spot.cols))
-        weights = jnp.exp(scores[:, part] - row_max[:, None])
-        if mask is not None:
-            weights = jnp.where(mask[:, part], weights, 0)  # exact by itself, whatever exp makes of -inf
-        row_sum = row_sum + weights.sum(axis=1)
-        here = spot._replace(col0=spot.col0 + start, cols=part.stop - start)
-        weights = quantise_weights(keep_weights(weights, here, at.scoring), at.scoring)
-        acc = acc + dot(round_to(weights, at.options.weight_dtype), v[part], at.options)
+    for scores, seen, product in steps:
+        weights = jnp.exp(scores - jnp.expand_dims(row_max, keys_axis))
+        if seen is not None:
+            weights = jnp.where(seen, weights, 0)  # exact by itself, whatever exp makes of -inf
+        row_sum = row_sum + weights.sum(axis=keys_axis)
+        acc = acc + product(weights)
     return RowState(row_max, row_sum, acc)
 
 
@@ -235,39 +269,3 @@ def _strays(at: Head, q_index: jax.Array, v: jax.Array) -> jax.Array:
     none = jnp.zeros((at.options.tile[0], v.shape[1]), v.dtype)
     up, down = at.walk(q_index, step, varying_together(v, (none, none))[1])
     return jnp.where(up > 0, jnp.inf, 0).astype(v.dtype) + jnp.where(down > 0, -jnp.inf, 0).astype(v.dtype)
-
-
-def round_to(x: jax.Array, dtype: str | None) -> jax.Array:
-    """Rounds values to a narrower type, as the device stores them."""
-    return x if dtype is None else x.astype(dtype).astype(x.dtype)
-
-
-def dot(a: jax.Array, b: jax.Array, options: Options) -> jax.Array:
-    """Multiplies in the narrower type of the two and adds up in the accumulator type.
-
-    Callers keep both sides in rows: XLA:CPU takes up to three times as long for a transposed operand.
-    """
-    narrow = min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
-    total = jnp.promote_types(narrow, jnp.float32)
-    return jnp.dot(a.astype(narrow), b.astype(narrow), precision=options.precision, preferred_element_type=total)
-
-
-def operand(x: jax.Array, options: Options) -> jax.Array:
-    """Casts once per head, not per tile, unless 16-bit products are wanted."""
-    return x if options.is_narrow else upcast(x)
-
-
-def upcast(x: jax.Array) -> jax.Array:
-    """Casts to the accumulator type."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
-def pad_rows(x: jax.Array, tile: int) -> jax.Array:
-    """Appends zero rows up to a whole number of tiles, at least one."""
-    rows = max(1, -(-x.shape[0] // tile)) * tile
-    return jnp.pad(x, ((0, rows - x.shape[0]), (0, 0)))
-
-
-def tile_columns(x: jax.Array, tile: int) -> jax.Array:
-    """Transposes whole tiles of rows ``[tiles * tile, D]``, once per head: ``[tiles, D, tile]``."""
-    return jnp.swapaxes(x.reshape(-1, tile, x.shape[1]), 1, 2)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from ascend_jax.ops.attention.dropout import PHILOX_COLUMNS
-from ascend_jax.ops.attention.online_softmax import round_to, upcast
+from ascend_jax.ops.attention.products import round_to, upcast
 from ascend_jax.ops.attention.scoring import Options, Scoring, Spot, keep_weights, lines_of, tile_mask, tile_scores
 
 __all__ = ["unfused"]
