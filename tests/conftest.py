@@ -23,16 +23,7 @@ gc.freeze()
 gc.set_threshold(20_000, 20, 20)
 
 # most of the time goes into compiling; what asks for options of its own still gets them
-# passes that look for better loops and branches take a fifth of XLA's time, and find little in what runs for a moment
-SKIPPED = (
-    "simplify-while-loops", "while-loop-invariant-code-motion", "while-loop-constant-sinking",
-    "while_loop_trip_count_annotator", "simplify-conditional", "reshape-mover", "tree_reduction_rewriter",
-    "cpu-parallel-task-assigner",
-)  # fmt: skip
-QUICK = (
-    "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=2 "
-    f"--xla_disable_hlo_passes={','.join(SKIPPED)}"
-)
+QUICK = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=2"
 os.environ["XLA_FLAGS"] = f"{QUICK} {os.environ.get('XLA_FLAGS', '')}"
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 jax.config.update("jax_disable_most_optimizations", os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1")
