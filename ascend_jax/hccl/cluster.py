@@ -2,6 +2,7 @@
 
 import contextvars
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ class Cluster:
           ValueError: There is no such card.
         """
         self.topology.server_of(number)
-        return dataclasses.replace(jax.tree.map(lambda leaf: leaf[number], self.cards), coupling=None)
+        return dataclasses.replace(_card_of(self.cards, number), coupling=None)
 
     def on(self, carrier: str) -> "Cluster":
         """Return the same cluster on another carrier.
@@ -102,8 +103,13 @@ def cluster(
     init(least, **options)  # checks sizes against the card that has least; under vmap they cannot be seen
     values = jnp.stack([jnp.asarray(one.values) for one in specs])
     sheets = dataclasses.replace(specs[0], values=values)
-    stacked = jax.vmap(lambda one: init(one, **options))(sheets)
-    return Cluster(stacked, topology, choice.name)
+    return Cluster(_fresh_cards(sheets, tuple(sorted(options.items()))), topology, choice.name)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _fresh_cards(sheets: ChipSpec, options: tuple[tuple[str, Any], ...]) -> CardState:
+    # compiled, as call by call it would be a compiled function for each shape of an array
+    return jax.vmap(lambda one: init(one, **dict(options)))(sheets)
 
 
 def on_cards(
@@ -154,12 +160,29 @@ def on_card(cluster: Cluster, number: int, program: Callable[..., Any], *args: A
     token = _alone.set(number)
     try:
         with knowing(cluster.destroyed):
-            card, out = program(jax.tree.map(lambda leaf: leaf[number], cluster.cards), *args)
+            card, out = program(_card_of(cluster.cards, number), *args)
     finally:
         _alone.reset(token)
     cards = dataclasses.replace(cluster.cards, kernels=card.kernels, coupling=card.coupling)
-    cards = jax.tree.map(lambda all_of, one: all_of.at[number].set(one), cards, card)
+    leaves, tree = jax.tree.flatten(cards)
+    cards = jax.tree.unflatten(tree, _replaced_rows(leaves, jax.tree.leaves(card), number))
     return dataclasses.replace(cluster, cards=cards), out
+
+
+def _card_of(cards: CardState, number: int) -> CardState:
+    leaves, tree = jax.tree.flatten(cards)
+    return jax.tree.unflatten(tree, _rows(leaves, number))
+
+
+# of leaves and not of cards, which would be compiled anew whenever a card loads a kernel
+@jax.jit
+def _rows(leaves: list[jax.Array], number: int | jax.Array) -> list[jax.Array]:
+    return [lax.dynamic_index_in_dim(leaf, number, keepdims=False) for leaf in leaves]
+
+
+@jax.jit
+def _replaced_rows(leaves: list[jax.Array], rows: list[jax.Array], number: int | jax.Array) -> list[jax.Array]:
+    return [lax.dynamic_update_index_in_dim(leaf, row, number, 0) for leaf, row in zip(leaves, rows, strict=True)]
 
 
 _alone: contextvars.ContextVar[int | None] = contextvars.ContextVar("alone", default=None)

@@ -30,7 +30,7 @@ from ascend_jax.runtime.apart import apart
 from ascend_jax.runtime.codes import Code
 from ascend_jax.runtime.commands import append, is_taken, operand_rows, refusal, row_of
 from ascend_jax.runtime.coupling import AXIS, Coupling
-from ascend_jax.runtime.edge import Site, concrete, stage
+from ascend_jax.runtime.edge import Site, concrete, packed, stage
 from ascend_jax.runtime.handles import find_stream
 from ascend_jax.runtime.host import spend
 from ascend_jax.runtime.kernels import Argument, KernelSpec
@@ -86,20 +86,21 @@ def queue(
     for _ in range(0 if concrete(card.clock) is None else COMMANDS):
         card = make_room(card, site, stream)
     card, kernel = load_kernel(card, _spec(request))
-    table = jnp.asarray(_columns(request))[number]
+    table = _row_of(_columns(request), number)
     places = [
-        _place(one, jnp.asarray(_lengths(nbytes))[number])
+        _place(one, _row_of(_lengths(nbytes), number))
         for one, nbytes in ((send, request.send_bytes), (recv, request.recv_bytes))
     ]
     text = repr((comm.groups, request.signature)).encode()
-    call = jnp.stack(
-        [
-            jnp.asarray(n, jnp.int32)
-            for n in (home.number, zlib.crc32(text) & 0x7FFFFFFF, kernel, int(in_place), request.item_bytes)
-        ]
-    )
+    call = packed(home.number, zlib.crc32(text) & 0x7FFFFFFF, kernel, int(in_place), request.item_bytes)
     parent = home.number if home.parent is None else home.parent
     return _queue(card, places[0], places[1], call, table, parent, stream, site, joins=home.parent is not None)
+
+
+def _row_of(table: np.ndarray, card: jax.Array) -> Any:
+    """Return the row of a card; on the host if that is known, where nothing is compiled for it."""
+    known = concrete(card)
+    return jnp.asarray(table)[card] if known is None else table[known]
 
 
 def _lengths(nbytes: tuple[int, ...]) -> np.ndarray:

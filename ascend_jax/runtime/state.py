@@ -188,27 +188,28 @@ def init(
     device[[Device.HBM_BACKING, Device.HOST_BACKING]] = backing
     status = np.zeros(layout.STATUS_WORDS, np.int32)
     status[StatusWord.STREAM] = layout.NONE
-    hbm_end = jnp.floor(chip["hbm_bytes"] / layout.GRANULE_BYTES).astype(jnp.int32)
+    granules = chip["hbm_bytes"] / layout.GRANULE_BYTES
+    hbm_end = jnp.floor(granules).astype(jnp.int32) if concrete(granules) is None else min(int(granules), 2**31 - 1)
     host_end = layout.HOST_BASE + host_backing_bytes // layout.GRANULE_BYTES
     return CardState(
         chip=jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), chip),
         hbm=_empty_heap(max_blocks, layout.HBM_BASE, hbm_end),
         host=_empty_heap(max_blocks, layout.HOST_BASE, host_end),
         table=_empty_table(max_commands),
-        streams=jnp.array(streams),
-        events=jnp.array(events),
-        values=jnp.zeros((max_values, 2), jnp.int32),
-        cells=jnp.zeros((max_events + max_notifies + max_values + max_streams + 1 + max_threads, 2), jnp.int32),
-        contexts=jnp.array(contexts),
-        threads=jnp.array(threads),
-        faults=jnp.array(_filled(max_faults, {Fault.SEQUENCE: layout.NONE}, len(Fault))),
-        freed=jnp.zeros((max_freed + 1, len(Freed)), jnp.int32),
-        early=jnp.zeros((max_freed + 1, len(layout.Early)), jnp.int32),
-        pools=jnp.zeros((max_pools, len(Pool)), jnp.int32),
-        virtual=jnp.zeros((max_mappings, len(Virtual)), jnp.int32),
-        device=jnp.array(device),
-        clock=jnp.zeros(len(layout.Clock), jnp.int32),
-        status=jnp.array(status),
+        streams=jax.device_put(streams),
+        events=jax.device_put(events),
+        values=_zeros(max_values, 2),
+        cells=_zeros(max_events + max_notifies + max_values + max_streams + 1 + max_threads, 2),
+        contexts=jax.device_put(contexts),
+        threads=jax.device_put(threads),
+        faults=jax.device_put(_filled(max_faults, {Fault.SEQUENCE: layout.NONE}, len(Fault))),
+        freed=_zeros(max_freed + 1, len(Freed)),
+        early=_zeros(max_freed + 1, len(layout.Early)),
+        pools=_zeros(max_pools, len(Pool)),
+        virtual=_zeros(max_mappings, len(Virtual)),
+        device=jax.device_put(device),
+        clock=_zeros(len(layout.Clock)),
+        status=jax.device_put(status),
         memory=jnp.zeros(nbytes if hbm_backing_bytes else 0, jnp.uint8),
         shadow=jnp.zeros(nbytes if hbm_backing_bytes else 0, jnp.uint8),
         kernels=(),
@@ -261,8 +262,15 @@ def _filled(rows: int, values: dict, columns: int) -> np.ndarray:
 
 def _empty_heap(max_blocks: int, base: int, end: jax.Array | int) -> Heap:
     blocks = _filled(max_blocks, {layout.HeapEntry.START: 2**31 - 1}, len(layout.HeapEntry))
-    words = jnp.zeros(len(HeapWord), jnp.int32).at[HeapWord.BASE].set(base).at[HeapWord.END].set(end)
-    return Heap(blocks=jnp.array(blocks.T), words=words)
+    words = np.zeros(len(HeapWord), np.int32)
+    words[[HeapWord.BASE, HeapWord.END]] = base, end if isinstance(end, int) else 0
+    shown = jax.device_put(words)
+    return Heap(jax.device_put(blocks.T), shown if isinstance(end, int) else shown.at[HeapWord.END].set(end))
+
+
+def _zeros(*shape: int) -> jax.Array:
+    """Return int32 zeros, put there by the host: a function that makes them would be compiled for each shape."""
+    return jax.device_put(np.broadcast_to(np.int32(0), shape))
 
 
 def _empty_table(rows: int) -> CommandTable:
@@ -273,8 +281,8 @@ def _empty_table(rows: int) -> CommandTable:
     times = _filled(rows + 1, {Time.PHASE: Phase.EMPTY}, len(Time))
     times[rows, Time.PHASE] = Phase.DONE
     return CommandTable(
-        fields=jnp.array(fields),
-        operands=jnp.zeros((rows + 1, layout.OPERANDS, len(Operand)), jnp.int32),
-        times=jnp.array(times),
-        effects=jnp.full(rows + 1, int(layout.Effect.PUBLISHED), jnp.int32),
+        fields=jax.device_put(fields),
+        operands=_zeros(rows + 1, layout.OPERANDS, len(Operand)),
+        times=jax.device_put(times),
+        effects=jax.device_put(np.full(rows + 1, int(layout.Effect.PUBLISHED), np.int32)),
     )

@@ -1,10 +1,14 @@
-"""The default main job, run once as a user would: in a process of its own."""
+"""The default main job, run once as a user would, in a process of its own, and once more in this one for its files."""
 
+import contextlib
+import io
 import json
 import subprocess
 import sys
 
 import pytest
+
+from ascend_jax.cli.main import main
 
 
 @pytest.fixture(scope="session")
@@ -14,7 +18,7 @@ def default_job(tmp_path_factory):
     command = [sys.executable, "-W", "error", "-m", "ascend_jax.cli.main", "run", "flash-attention"]
     text = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300)
     assert text.returncode == 0, text.stderr
-    more = ["--json", "--output", "out.npz", "--trace", "trace.json"]
-    as_json = subprocess.run(command + more, capture_output=True, text=True, cwd=folder, timeout=300)
-    assert as_json.returncode == 0, as_json.stderr
-    return text.stdout, json.loads(as_json.stdout), folder
+    printed, files = io.StringIO(), ["--output", str(folder / "out.npz"), "--trace", str(folder / "trace.json")]
+    with contextlib.redirect_stdout(printed):
+        assert main(["ascend-jax", "run", "flash-attention", "--json", *files]) == 0
+    return text.stdout, json.loads(printed.getvalue()), folder

@@ -64,15 +64,23 @@ def run_eager(kit: Kit, program: np.ndarray) -> tuple[aj.CardState, tuple]:
 
 
 def runner(kit: Kit, names: tuple[str, ...] = NAMES) -> Any:
-    """Return ``(card, calls [L], arguments [L, ARGUMENTS]) -> (card, outcomes)``; calls count in ``names``."""
+    """Return ``(card, calls [L], arguments [B, L, ARGUMENTS]) -> (cards, outcomes)`` of B lanes.
+
+    Calls count in ``names``. Each call is a ``vmap`` over the lanes; one over all of them would be traced three times.
+    """
     table = [branch(kit, name) for name in names]
 
     def run(card: aj.CardState, calls: jax.Array, arguments: jax.Array) -> tuple:
-        def step(card: aj.CardState, call: tuple) -> tuple:
-            card, answer, out = jax.lax.switch(call[0], table, card, call[1])
-            return card, outcome(card, answer, out)
+        def step(cards: aj.CardState, call: tuple) -> tuple:
+            def one(card: aj.CardState, own: jax.Array) -> tuple:
+                card, answer, out = jax.lax.switch(call[0], table, card, own)
+                return card, outcome(card, answer, out)
 
-        return jax.lax.scan(step, card, (calls, arguments))
+            return jax.vmap(one)(cards, call[1])
+
+        cards = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (len(arguments), *leaf.shape)), card)
+        cards, seen = jax.lax.scan(step, cards, (calls, jnp.moveaxis(arguments, 1, 0)))
+        return cards, jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 0), seen)
 
     return run
 

@@ -69,8 +69,7 @@ def test_eager_programs_execute_what_they_capture(programs, kits):
 @pytest.fixture(scope="module")
 def lanes(programs, kits):
     """``(sheet, seed) -> (names, programs [LANES, L, 1 + ARGUMENTS], expected, twins, card, seen)``, all in one run."""
-    runner = programs.runner(kits["ties"], JITTED)
-    compiled = jax.jit(jax.vmap(runner, in_axes=(None, None, 0)), compiler_options=FAST_COMPILE)
+    compiled = jax.jit(programs.runner(kits["ties"], JITTED), compiler_options=FAST_COMPILE)
 
     def run(sheet, seed):
         kit, fields = kits[sheet], programs.SHEETS[sheet]
