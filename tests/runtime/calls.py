@@ -13,7 +13,9 @@ import numpy as np
 import ascend_jax as aj
 from ascend_jax.chip.fields import FIELDS
 from ascend_jax.ops.registry import Operator, Plan
+from ascend_jax.runtime.edge import concrete
 from ascend_jax.runtime.kernels import Executor, kernel_cost
+from ascend_jax.runtime.layout import Field
 from ascend_jax.runtime.program import program_from_rows
 from tests.runtime.oracle import Card
 
@@ -188,12 +190,12 @@ def _run_fill(k: Kit, c: aj.CardState, space: Any, offset: Any, value: Any, n: A
 
 
 def _end_capture(k: Kit, c: aj.CardState, stream: Any) -> tuple:
-    """Keep what was recorded for ``execute``; not for compiled programs, which have no place for it."""
+    """Keep what was recorded for ``execute``; a compiled program must have captures that succeed."""
     c, program = aj.capture_end(c, stream, site=SITE)
-    if int(aj.last_code(c)):
-        return c, jnp.int32(0)
-    k.shelf[:] = [program]
-    return c, jnp.int32(program.rows)
+    code = concrete(aj.last_code(c))
+    if code is None or code == 0:
+        k.shelf[:] = [program]
+    return c, (program.fields[:, Field.KIND] != 0).sum(dtype=jnp.int32)
 
 
 COPY = ("space", "offset", "from_space", "start", "nbytes")

@@ -53,7 +53,7 @@ def program(
     length: int,
     *,
     ties: bool,
-    names: Sequence[str] = (),
+    names: Sequence[str | tuple[str, dict[str, int]]] = (),
     allowed: Sequence[str] = tuple(CALLS),
     fills: bool = False,
 ) -> tuple[np.ndarray, list[tuple]]:
@@ -65,12 +65,12 @@ def program(
       twin: The twin of that card; it has run the program afterwards.
       length: Calls.
       ties: Whether times are multiples of ten.
-      names: The kinds of the calls, if they are given.
+      names: The kinds of the calls, if they are given, and arguments that are fixed.
       allowed: The kinds that may be drawn.
       fills: Whether the command table may become full.
     """
     drawn = Draw(rng, twin, ties, allowed, fills)
-    script = [(name, {}) for name in names] if len(names) else drawn.script()
+    script = [(one, {}) if isinstance(one, str) else one for one in names] if len(names) else drawn.script()
     rows, expected = [], []
     for number in range(length):
         name, fixed = script[number] if number < len(script) else ("sync_device", {})

@@ -157,6 +157,30 @@ def test_a_failed_stream_gives_no_program(card):
     assert int(capture_info(ended, 1)[1]) == CaptureStatus.NONE
 
 
+def test_a_context_with_a_captured_stream_stays(card, pointer):
+    """Destroying it waits for its streams, and nobody may wait for what is captured."""
+    card, context = aj.create_context(card)
+    card, stream = aj.create_stream(card)
+    begun = aj.memset_async(capture_begin(card, stream), pointer, 1, 8, stream)
+    refused = aj.destroy_context(begun, context)
+    assert code(refused) == Code.RT_STREAM_CAPTURED
+    np.testing.assert_array_equal(refused.streams, begun.streams)
+    ended, program = capture_end(refused, stream)
+    assert (program.rows, code(aj.destroy_context(ended, context))) == (1, 0)
+
+
+def test_a_reset_forgets_what_is_recorded(card, pointer):
+    before = aj.insight.timeline(card)
+    begun = aj.record_event(aj.memset_async(capture_begin(card, 1), pointer, 1, 8, 1), 0, 1)
+    fresh = aj.set_device(aj.reset_device_force(begun))
+    assert code(fresh) == 0
+    assert aj.insight.timeline(fresh).command.tolist() == before.command.tolist()
+    assert not (np.asarray(fresh.table.times)[:-1, Time.PHASE] == Phase.CAPTURED).any()
+    assert not np.asarray(fresh.streams)[:, Stream.CAPTURE].any()
+    fresh, stream = aj.create_stream(fresh)
+    assert code(aj.synchronize_device(fresh)) == code(capture_begin(fresh, stream)) == 0
+
+
 # Rules ---------------------------------------------------------------------------------------------------------
 
 
