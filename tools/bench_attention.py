@@ -15,8 +15,8 @@ programs hold one of the cores, torch loses more than the rest, and the ratios f
 
 ``--ceiling`` tells how fast attention could be at best with XLA's products: beside flash and torch it times "products",
 the 2-D products (two forward, five backward) of as many host tiles as the visible pairs fill, in the operand type that
-is faster, and "softmax", the maxima, exponentials and sums of the same tiles, and nothing else. "at best" is the time of
-torch divided by the two.
+is faster, and "softmax", the maxima, exponentials and sums of the same tiles, and nothing else. "at best" is the time
+of torch divided by the two.
 """
 
 import argparse
