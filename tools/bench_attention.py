@@ -15,7 +15,8 @@ programs hold one of the cores, torch loses more than the rest, and the ratios f
 
 ``--ceiling`` tells how fast attention could be at best with XLA's products: beside flash and torch it times "products",
 the 2-D products (two forward, five backward) of as many host tiles as the visible pairs fill, in the operand type that
-is faster, and "softmax", the maxima, exponentials and sums of the same tiles, and nothing else.
+is faster, and "softmax", the maxima, exponentials and sums of the same tiles, and nothing else. "at best" is the time
+of torch divided by the two.
 """
 
 import argparse
@@ -86,9 +87,16 @@ def line(row: dict[str, Any]) -> str:
 
 
 def measure(
-    length: int, dim: int, dtype: str, causal: bool, backward: bool, heads: int, rounds: int
+    length: int,
+    dim: int,
+    dtype: str,
+    causal: bool,
+    backward: bool,
+    heads: int,
+    rounds: int,
+    others: dict[str, Run] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return one row for each implementation of a case."""
+    """Return one row for each implementation of a case; ``others`` take the place of the peers that hold scores."""
     rng = np.random.default_rng(0)
     arrays = [rng.normal(size=(1, length, heads, dim)).astype(np.float32) for _ in range(4)]
     operands = [jnp.asarray(x, dtype) for x in arrays]
@@ -97,9 +105,9 @@ def measure(
         "naive": lambda q, k, v: aj.ops.plain_attention(q, k, v, causal=causal),
     }
     functions = {"flash": lambda q, k, v: aj.flash_attention(q, k, v, causal=causal)}
-    if heads * length * length * 4 <= NAIVE_LIMIT_BYTES:
+    if others is None and heads * length * length * 4 <= NAIVE_LIMIT_BYTES:
         functions |= holds_scores
-    runs, temps = {}, {}
+    runs, temps = dict(others or {}), dict.fromkeys(others or {})
     for name, function in functions.items():
         runs[name], temps[name] = jax_run(function, operands, backward)
     torch_call = torch_run(arrays, dtype, causal, backward)
@@ -123,18 +131,13 @@ def measure_ceiling(
     length: int, dim: int, dtype: str, causal: bool, backward: bool, heads: int, rounds: int
 ) -> list[dict[str, Any]]:
     """Return flash, torch, and the bare products and softmax of a case."""
-    measured = measure(length, dim, dtype, causal, backward, heads, rounds)
-    rows = [row for row in measured if row["impl"] in ("flash", "torch")]
     tile = aj.ops.host_tiles(length, length, dim)
     tiles = -(-heads * visible_pairs(length, causal) // (tile[0] * tile[1]))
-    runs = {f"products {kind}": bare_products(tile, dim, kind, tiles, backward) for kind in {dtype, "float32"}}
-    times = interleaved(runs | {"softmax": bare_softmax(tile, tiles, backward)}, rounds)
-    flops = 4 * dim * heads * visible_pairs(length, causal) * (3.5 if backward else 1)
-    best = {"products": min(times[name] for name in runs), "softmax": times["softmax"]}
-    return rows + [
-        {"case": rows[0]["case"], "impl": name, "gflops": flops / ms / 1e6, "ms": ms, "temp_bytes": None}
-        for name, ms in best.items()
-    ]
+    bare = {f"products {kind}": bare_products(tile, dim, kind, tiles, backward) for kind in {dtype, "float32"}}
+    others = bare | {"softmax": bare_softmax(tile, tiles, backward)}
+    rows = {row["impl"]: row for row in measure(length, dim, dtype, causal, backward, heads, rounds, others)}
+    best = min((rows.pop(name) for name in bare), key=lambda row: row["ms"])
+    return [*rows.values(), best | {"impl": "products"}]
 
 
 def bare_products(tile: tuple[int, int], dim: int, kind: str, tiles: int, backward: bool) -> Run:
@@ -278,9 +281,11 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
         dtype, length, _, kind, what = case.split()
         if int(length[2:]) < 1024:
             continue
-        for peer in times:
-            if peer != "flash":
-                found.setdefault(f"{dtype} {kind} {what} / {peer}", []).append(times[peer] / times["flash"])
+        for peer in [name for name in times if name not in ("flash", "products", "softmax")]:
+            found.setdefault(f"{dtype} {kind} {what} / {peer}", []).append(times[peer] / times["flash"])
+        if {"products", "torch"} <= times.keys():
+            at_best = times["torch"] / (times["products"] + times["softmax"])
+            found.setdefault(f"{dtype} {kind} {what} / torch, at best", []).append(at_best)
         full = by_case.get(case.replace("causal", "full"), {}).get("flash")
         if kind == "causal" and int(length[2:]) >= 4096 and full is not None:
             found.setdefault(f"{dtype} causal / full speed {what}", []).append(full / times["flash"])
