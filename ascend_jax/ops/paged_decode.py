@@ -20,7 +20,9 @@ from ascend_jax.runtime.loop import varying_together
 __all__ = ["paged_decode"]
 
 _CHUNK_ROWS = 128  # rows of keys in one product, or those of a larger page
-_STEP_ROWS = 512  # that a single product has at a time while there are as many: they share the steps of the softmax
+# that a single product has at a time while there are as many: they share the steps of the softmax, and of more than 8
+# chunks XLA's executor gives some to another core
+_STEP_ROWS = 2048
 _PRODUCT_ROWS = 8  # query rows that a product takes at no more than the cost of reading the keys
 
 
