@@ -9,7 +9,7 @@ from ascend_jax.hccl.collectives import checked_counts, displacements
 from ascend_jax.hccl.communicator import Communicator
 from ascend_jax.hccl.cost.phases import Collective
 from ascend_jax.hccl.datatypes import data_type, item_bytes
-from ascend_jax.hccl.queueing import Request
+from ascend_jax.hccl.queueing import Request, on_cards_of
 from ascend_jax.hccl.results import HcclError, HcclResult
 from ascend_jax.hccl.verbs import queue_buffers, request_of
 from ascend_jax.runtime.edge import Site, verb
@@ -80,17 +80,13 @@ def HcclAlltoAllV(
     lengths = [
         np.where(table > 0, start + table, 0).max(1) * size for table, start in ((counts, sends), (counts.T, lands))
     ]
-    per_card = [np.zeros(comm.cards, np.int64) for _ in lengths]
-    for group in comm.groups:
-        for mine, length in zip(per_card, lengths, strict=True):
-            mine[list(group)] = length
     request = Request(
         Collective.ALL_TO_ALL,
         comm,
         (("operation", "all_to_all_v"), ("counts", tables[0]), ("dtype", kind.name)),
         tuple(zip(("dtype", "counts", "send_displs", "recv_displs"), (int(kind), *tables), strict=True)),
-        send_bytes=tuple(map(int, per_card[0])),
-        recv_bytes=tuple(map(int, per_card[1])),
+        send_bytes=on_cards_of(comm, lengths[0]),
+        recv_bytes=on_cards_of(comm, lengths[1]),
         moved_bytes=int(max(counts.sum(1).max(), counts.sum(0).max())) * size,
         with_counts=True,
         item_bytes=size,

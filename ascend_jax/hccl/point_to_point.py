@@ -14,7 +14,7 @@ from ascend_jax.hccl.cluster import lone_card
 from ascend_jax.hccl.communicator import Communicator
 from ascend_jax.hccl.cost.phases import Collective
 from ascend_jax.hccl.datatypes import data_type, item_bytes
-from ascend_jax.hccl.queueing import Buffer, Request, queue, require_home
+from ascend_jax.hccl.queueing import Buffer, Request, on_cards_of, queue, require_home
 from ascend_jax.hccl.results import HcclError, HcclResult
 from ascend_jax.hccl.steps import check_call
 from ascend_jax.runtime.edge import Site, verb
@@ -202,9 +202,8 @@ def _joined(card: CardState, comm: Communicator, pair: Pair) -> tuple[CardState,
 
 
 def _request(comm: Communicator, pairs: tuple[Pair, ...], count: int, item: int) -> Request:
-    sends, recvs, nbytes = [0] * comm.cards, [0] * comm.cards, count * item
-    for group in comm.groups:
-        for source, target in pairs:
-            sends[group[source]] = recvs[group[target]] = nbytes
-    options = (("pairs", pairs),)
-    return Request(Collective.SEND_RECV, comm, (), options, tuple(sends), tuple(recvs), nbytes, item_bytes=item)
+    sources, targets = (frozenset(pair[end] for pair in pairs) for end in (0, 1))
+    sends, recvs = (
+        on_cards_of(comm, [count * item * (rank in ends) for rank in range(comm.size)]) for ends in (sources, targets)
+    )
+    return Request(Collective.SEND_RECV, comm, (), (("pairs", pairs),), sends, recvs, count * item, item_bytes=item)

@@ -7,6 +7,7 @@ the third waits until all ranks are through.
 import dataclasses
 import functools
 import zlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -63,6 +64,15 @@ class Request:
     item_bytes: int = 1  # of an element, to which buffers must be aligned
     pairs: tuple[tuple[int, int], ...] = ()  # of a batch of sends: ranks
     callers: frozenset[int] | None = None  # cards that call; None: all that have a rank
+
+
+def on_cards_of(comm: Communicator, of_ranks: Sequence[int]) -> tuple[int, ...]:
+    """Return numbers of ranks as those of all cards, 0 for a card without a rank."""
+    numbers = [0] * comm.cards
+    for group in comm.groups:
+        for card, number in zip(group, of_ranks, strict=True):
+            numbers[card] = int(number)
+    return tuple(numbers)
 
 
 class Buffer(NamedTuple):

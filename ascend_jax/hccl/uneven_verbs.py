@@ -14,7 +14,7 @@ from ascend_jax.hccl.cluster import lone_card
 from ascend_jax.hccl.communicator import Communicator
 from ascend_jax.hccl.cost.phases import Collective
 from ascend_jax.hccl.datatypes import DataType, ReduceOp, check_reduction, data_type, item_bytes
-from ascend_jax.hccl.queueing import Request
+from ascend_jax.hccl.queueing import Request, on_cards_of
 from ascend_jax.hccl.results import HcclError, HcclResult
 from ascend_jax.hccl.verbs import queue_buffers, reduction_order
 from ascend_jax.runtime.edge import Site, verb
@@ -141,11 +141,9 @@ def _request(
     said: tuple[tuple[str, object], ...],
     options: tuple[tuple[str, object], ...],
 ) -> Request:
-    size, pieces, whole = item_bytes(kind), [0] * comm.cards, [0] * comm.cards
+    size = item_bytes(kind)
     end = max(start + count if count else 0 for start, count in zip(starts, counts, strict=True))
-    for group in comm.groups:
-        for card, count in zip(group, counts, strict=True):
-            pieces[card], whole[card] = count * size, end * size
+    pieces, whole = (on_cards_of(comm, lengths) for lengths in ([n * size for n in counts], [end * size] * comm.size))
     sends, recvs = (pieces, whole) if collective == Collective.ALL_GATHER else (whole, pieces)
     signature = ("operation", f"{collective.value}_v"), ("counts", counts), ("displs", starts), ("dtype", kind.name)
     return Request(
@@ -153,8 +151,8 @@ def _request(
         comm,
         (*signature, *said),
         options,
-        tuple(sends),
-        tuple(recvs),
+        sends,
+        recvs,
         moved_bytes=max(counts) * size * comm.size,
         with_counts=True,
         item_bytes=size,

@@ -26,6 +26,7 @@ from ascend_jax.runtime.layout import (
     Stream,
     Time,
 )
+from ascend_jax.runtime.loop import varying_together
 from ascend_jax.runtime.rows import Number, get_row, get_rows, put_if, with_entries
 from ascend_jax.runtime.state import CardState, Heap
 from ascend_jax.runtime.status import first_code
@@ -176,7 +177,8 @@ def release_idle(card: CardState) -> CardState:
     known = concrete(is_pooled)
     if known is not None:
         return _release_idle(card) if known.any() else card
-    return lax.cond(is_pooled.any(), _release_idle, lambda card: card, card)
+    # a card that was whole until now may have work in it that varies with the devices of a `shard_map`
+    return lax.cond(is_pooled.any(), _release_idle, lambda card: card, varying_together((), card)[1])
 
 
 def require_pools(card: CardState) -> None:

@@ -1,10 +1,11 @@
-"""Every collective on every card, and what plain NumPy says it must give. Run as a script: CARRIER CARDS... [all]
+"""Every collective on every card, and what plain NumPy says it must give. Run as a script: CARRIER,... CARDS... [all]
 
 Three cards go through every type, other numbers of cards through float32 and a third of the types each, in turn. That
 is under vmap; shard_map and pmap, which compile for each device, share them: each takes every other one. With "all",
 each number of cards goes through all types on each carrier.
 """
 
+import itertools
 import sys
 
 import ml_dtypes
@@ -132,8 +133,9 @@ def differences(cards, carrier, is_full):
 
 if __name__ == "__main__":
     hccl.set_host_devices(16)
-    carrier, *numbers = sys.argv[1:]
+    carriers, *numbers = sys.argv[1:]
     is_full = numbers[-1] == "all"
-    wrong = [line for cards in numbers[: -1 if is_full else None] for line in differences(int(cards), carrier, is_full)]
+    pairs = itertools.product(carriers.split(","), numbers[: -1 if is_full else None])
+    wrong = [line for carrier, cards in pairs for line in differences(int(cards), carrier, is_full)]
     print("\n".join(wrong) or "all equal")
     sys.exit(bool(wrong))

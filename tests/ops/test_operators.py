@@ -174,11 +174,10 @@ def test_tensors_of_other_types_are_refused(dtype):
 @pytest.mark.parametrize("carrier", ["vmap", "pmap", "shard_map"])
 def test_cards_side_by_side_with_values(bench, carrier):
     card, x, y = bench
-    card, executor = prepare(card, "TestScale", x, y, factor=3.0)
     count = jax.device_count() if carrier != "vmap" else 3
 
-    def program(value):
-        one = aj.upload(card, x.pointer, jnp.full(4, value, jnp.float32))
+    def program(factor):
+        one, executor = prepare(card, "TestScale", x, y, factor=factor)
         one = aj.synchronize_stream(aj.launch(one, executor, 0, 0), 0)
         return aj.download(one, y.pointer, y.shape, y.dtype)[1]
 
@@ -190,7 +189,7 @@ def test_cards_side_by_side_with_values(bench, carrier):
         results = quick_jit(side_by_side)(values)
     else:
         results = jax.pmap(program)(values) if carrier == "pmap" else quick_jit(jax.vmap(program))(values)
-    np.testing.assert_array_equal(results, np.repeat(3 * np.asarray(values), 4).reshape(count, 4))
+    np.testing.assert_array_equal(results, np.outer(values, [1, 2, 3, 4]))
 
 
 def test_signed_zeros_are_different_attributes(bench):
