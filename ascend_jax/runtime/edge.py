@@ -74,11 +74,10 @@ def require_whole(**numbers: Any) -> None:
 
 
 _EAGER = get_opaque_trace_state()
-_REGIONS = {"xla_cpu_copy_insertion_use_region_analysis": True}  # fewer copies of what the engine's loop carries
 # ``compiler_options`` of XLA's CPU compiler, for programs that are jitted whole; stages use the first themselves
-QUICK_TO_COMPILE = _REGIONS | {"xla_cpu_use_fusion_emitters": False}  # takes half as long; runs a quarter slower
+QUICK_TO_COMPILE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}  # takes half as long; runs a quarter slower
 # twice as fast: kernels of a scheduler are too small to be worth waking a second thread for
-QUICK_TO_RUN = _REGIONS | {
+QUICK_TO_RUN: dict[str, Any] = {
     "xla_cpu_prefer_vector_width": 512,
     # nor is what these two make of a small loop worth their own kernels
     "xla_disable_hlo_passes": "cpu-parallel-task-assigner,while-loop-invariant-code-motion,tree_reduction_rewriter",
