@@ -74,7 +74,7 @@ def byte_range(pointer: Number, offset: Number, nbytes: Number) -> Range:
     if not isinstance(offset, int | np.integer):
         return Range(pointer, offset, whole, rest)
     skip, offset = divmod(int(offset), GRANULE_BYTES) if offset >= 2**31 else (0, max(int(offset), -(2**31)))
-    return Range(pointer, offset, whole, rest, skip) if skip < 2**31 else Range(pointer, 0, layout.NONE, 0)
+    return Range(pointer, offset, whole, rest, min(skip, 2**31 - 1))  # from any pointer that is past the last address
 
 
 def split_bytes(nbytes: Number) -> tuple[Number, Number]:
