@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import json
+from collections.abc import Collection
 
 import numpy as np
 
@@ -134,8 +135,10 @@ def _free_in_pages(heap: Heap, page: int) -> int:
     return int(np.maximum(closing // page - -(-opening // page), 0).sum()) * page
 
 
-def _owners(heap: Heap) -> tuple[Owner, ...]:
+def owners_of(heap: Heap, *, but: Collection[int] = ()) -> tuple[Owner, ...]:
+    """Return who allocated the live blocks, ``but`` those that begin at some granules; most bytes first."""
     live = _live(heap)
+    live = live[~np.isin(live[:, HeapEntry.START], list(but))]
     sites, index = np.unique(live[:, HeapEntry.SITE], return_inverse=True)
     taken = np.bincount(index, live[:, HeapEntry.SIZE], len(sites)).astype(np.int64) * GRANULE_BYTES
     blocks = np.bincount(index, minlength=len(sites))
@@ -201,7 +204,7 @@ def memory_report(card: CardState, *, memory: str = "device") -> MemoryReport:
         "runtime_bytes": sizes[(flags & HeapFlag.RUNTIME) != 0].sum(),
     }
     nbytes = {name: int(granules) * GRANULE_BYTES for name, granules in counts.items()}
-    return MemoryReport(**nbytes, blocks=int(words[HeapWord.COUNT]), owners=_owners(heap))
+    return MemoryReport(**nbytes, blocks=int(words[HeapWord.COUNT]), owners=owners_of(heap))
 
 
 def out_of_memory(card: CardState, *, memory: str | None = None) -> OutOfMemory | None:
@@ -236,7 +239,7 @@ def out_of_memory(card: CardState, *, memory: str | None = None) -> OutOfMemory 
         site=callsite.text(int(words[HeapWord.SHORT_SITE])),
         shortages=int(words[HeapWord.SHORTAGES]),
         memory=name,
-        owners=_owners(_heap(card, name)),
+        owners=owners_of(_heap(card, name)),
         limit_bytes=limit or None,
         held_bytes=int(words[HeapWord.SHORT_HELD]) * GRANULE_BYTES if limit else None,
     )

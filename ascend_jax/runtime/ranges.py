@@ -74,7 +74,7 @@ def byte_range(pointer: Number, offset: Number, nbytes: Number) -> Range:
     if not isinstance(offset, int | np.integer):
         return Range(pointer, offset, whole, rest)
     skip, offset = divmod(int(offset), GRANULE_BYTES) if offset >= 2**31 else (0, max(int(offset), -(2**31)))
-    return Range(pointer, offset, whole, rest, skip) if skip < 2**31 else Range(pointer, 0, layout.NONE, 0)
+    return Range(pointer, offset, whole, rest, min(skip, 2**31 - 1))  # from any pointer that is past the last address
 
 
 def split_bytes(nbytes: Number) -> tuple[Number, Number]:
@@ -151,5 +151,7 @@ def overlaps(one: Range, other: Range) -> jax.Array:
         ahead = first.pointer - second.pointer
         return (ahead < end) | ((ahead == end) & (first.offset < rest))
 
-    is_none = is_empty(one) | is_empty(other)
+    # of this distance alone int32 loses the sign: each would seem to begin before the other
+    is_half_of_all = one.pointer - other.pointer == -(2**31)
+    is_none = is_empty(one) | is_empty(other) | is_half_of_all
     return ~is_none & begins_before_end_of(one, other) & begins_before_end_of(other, one)

@@ -14,6 +14,8 @@ from ascend_jax.runtime.ranges import MOST_GRANULES, Range, is_host
 from ascend_jax.runtime.rows import Number, get_row
 from ascend_jax.runtime.state import CardState
 
+LAST = 2**31 - 1  # granule at which nothing lies, see `address`
+
 
 class GivenKind(enum.IntEnum):
     """How the words of :class:`Given` are to be read."""
@@ -24,6 +26,7 @@ class GivenKind(enum.IntEnum):
     RANGE = 3
     COPY = 4  # from the second range to the first
     OPERAND = 5  # of an operator; the pointer of the second range is its number
+    ROWS = 6  # of a 2-D copy: both pitches, width and number of rows, in the place of a range
 
 
 class Given(NamedTuple):
@@ -37,13 +40,28 @@ class Given(NamedTuple):
         """Return them as int32 [GIVEN_WORDS]."""
         numbers = [self.kind]
         for place in (self.first, self.second):
-            numbers += [place.pointer + place.skip, place.offset, place.whole, place.rest]
+            first = jnp.asarray(place.pointer + place.skip)
+            first = jnp.where(first < place.pointer, LAST, first)
+            numbers += [first, place.offset, place.whole, place.rest]
         return jnp.stack([jnp.asarray(number, jnp.int32) for number in numbers])
 
 
 def size_given(whole: Number, rest: Number) -> Given:
     """Return a size in granules and bytes beyond them."""
     return Given(GivenKind.SIZE, Range(layout.NULL, 0, whole, rest))
+
+
+def wrong_size_given(sizes: list[tuple[jax.Array, jax.Array]], is_wrong: list[jax.Array]) -> Given:
+    """Return the last wrong one of some sizes, each (granules, bytes beyond them)."""
+    given = Given(GivenKind.NOTHING, Range(layout.NULL, 0, 0, 0))
+    for size, is_it in zip(sizes, is_wrong, strict=True):
+        given = first_if(is_it, size_given(*size), given)
+    return given
+
+
+def first_if(is_first: jax.Array, one: Given, other: Given) -> Given:
+    """Return one of two."""
+    return jax.tree.map(lambda mine, its: jnp.where(is_first, mine, its), one, other)
 
 
 def pointer_given(pointer: Number) -> Given:
@@ -59,6 +77,11 @@ def range_given(place: Range) -> Given:
 def copy_given(dst: Range, src: Range) -> Given:
     """Return the two sides of a copy."""
     return Given(GivenKind.COPY, dst, src)
+
+
+def rows_given(dst_pitch: Number, src_pitch: Number, width: Number, height: Number) -> Given:
+    """Return the shape of a 2-D copy, in bytes and rows."""
+    return Given(GivenKind.ROWS, Range(dst_pitch, src_pitch, width, height))
 
 
 def operand_given(operands: jax.Array, is_wrong: jax.Array) -> Given:
@@ -77,6 +100,8 @@ def refusal_text(card: CardState, words: np.ndarray, *, is_latest: bool) -> str:
     assert len(words) == GIVEN_WORDS
     kind, numbers = GivenKind(words[0]), [int(number) for number in words[1:]]
     first, second = Range(*numbers[:4]), Range(*numbers[4:])
+    if kind == GivenKind.ROWS:
+        return "{3} rows of {2} bytes, pitches {0} and {1}".format(*numbers[:4])
     there = [f"{_name(place)}{_lies(card, place.pointer) if is_latest else ''}" for place in (first, second)]
     if kind == GivenKind.SIZE:
         return f"{_length(first)} asked for"
@@ -101,9 +126,10 @@ def _length(place: Range) -> str:
 
 
 def _name(place: Range) -> str:
-    if place.pointer == 2**31 - 1:  # see `address`
+    if place.pointer == LAST:
         return "a pointer past the last one"
-    return f"pointer {place.pointer}" + (f" + {place.offset} bytes" if place.offset else "")
+    is_less = " or less" if place.offset == -(2**31) else ""  # see `byte_range`
+    return f"pointer {place.pointer}" + (f" + {place.offset} bytes{is_less}" if place.offset else "")
 
 
 def _lies(card: CardState, pointer: int) -> str:

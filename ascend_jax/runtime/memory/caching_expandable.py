@@ -180,7 +180,7 @@ def _new_space(cache: CachingAllocator, card: CardState, size: int, is_small: bo
 def _past(start: int, space: Space) -> int:
     """Return the address past what belongs to a segment whatever is mapped: its holes too, which it fills itself."""
     mapped = [piece.end * GRANULE_BYTES for piece in space.pieces]
-    return max(start + SMALL_SPACE if space.is_small else start, *mapped)
+    return max([start + SMALL_SPACE if space.is_small else start, *mapped])
 
 
 def _chunks(cache: CachingAllocator, first: int, nbytes: int, is_small: bool) -> Chunks:

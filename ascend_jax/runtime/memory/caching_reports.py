@@ -3,10 +3,10 @@
 import dataclasses
 
 from ascend_jax.runtime.codes import AscendError, Code
-from ascend_jax.runtime.layout import HeapWord, Virtual
+from ascend_jax.runtime.layout import GRANULE_BYTES, HeapWord, Virtual
 from ascend_jax.runtime.memory.allocator_options import UNLIMITED
 from ascend_jax.runtime.memory.caching_state import CachingAllocator
-from ascend_jax.runtime.memory_info import OutOfMemory, Owner, memory_report
+from ascend_jax.runtime.memory_info import OutOfMemory, Owner, memory_report, owners_of
 from ascend_jax.runtime.state import CardState
 
 
@@ -31,11 +31,6 @@ def shortage(cache: CachingAllocator, card: CardState, nbytes: int, site: str) -
     allowed = max(cache.allowed_bytes - cache.reserved_bytes, 0)  # a limit may be lowered below what is reserved
     is_limited = allowed < device.free_bytes
     cached = sum(block.size for block in cache.blocks.values() if not block.is_used)
-    sites: dict[str, list[int]] = {}
-    for block in cache.blocks.values():
-        if block.is_used:
-            sites.setdefault(block.site, []).append(block.size)
-    owners = [Owner(name, sum(sizes), len(sizes)) for name, sizes in sites.items()]
     return OutOfMemory(
         requested_bytes=nbytes,
         free_bytes=min(device.free_bytes, allowed),
@@ -44,10 +39,22 @@ def shortage(cache: CachingAllocator, card: CardState, nbytes: int, site: str) -
         site=site,
         shortages=cache.stats.numbers.get("num_ooms", 0),
         memory="device",
-        owners=tuple(sorted(owners, key=lambda one: (-one.nbytes, one.site))),
+        owners=_owners(cache, card),
         limit_bytes=cache.allowed_bytes if is_limited else None,
         held_bytes=cache.reserved_bytes if is_limited else None,
     )
+
+
+def _owners(cache: CachingAllocator, card: CardState) -> tuple[Owner, ...]:
+    """Return who has used parts of the allocator, and who has device memory beside it; most bytes first."""
+    sites: dict[str, list[int]] = {}
+    for block in cache.blocks.values():
+        if block.is_used:
+            sites.setdefault(block.site, []).append(block.size)
+    pieces = [piece.physical for space in cache.spaces.values() for piece in space.pieces]
+    beside = owners_of(card.hbm, but=[*pieces, *(at // GRANULE_BYTES for at in cache.segments)])
+    owners = [*beside, *(Owner(name, sum(sizes), len(sizes)) for name, sizes in sites.items())]
+    return tuple(sorted(owners, key=lambda one: (-one.nbytes, one.site)))
 
 
 def memory_stats(cache: CachingAllocator) -> dict[str, int]:

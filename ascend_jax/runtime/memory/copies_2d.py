@@ -10,7 +10,7 @@ from ascend_jax.runtime.edge import Site, concrete, stage, verb
 from ascend_jax.runtime.layout import Field, Kind, Pitch
 from ascend_jax.runtime.memory.copies import check_copy, submit, transfer, wait_if_pageable
 from ascend_jax.runtime.ranges import address, is_device, is_host, overlaps, rows_meet, rows_range, starts_at
-from ascend_jax.runtime.refusals import copy_given
+from ascend_jax.runtime.refusals import copy_given, first_if, rows_given
 from ascend_jax.runtime.rows import Number
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
@@ -57,7 +57,8 @@ def _copy_rows(
     moving["fields"] |= {Field.SCALARS + column: number for column, number in pitches.items()}
     command = Command(Kind.COPY, slot, operands=operand_rows(dst, src), writes=1 << 0, reads=1 << 1, **moving)
     is_idle = (width == 0) | (height == 0) | same
-    code, given = first_failing(rules, code), copy_given(*spans)
+    given = first_if(rules != Code.SUCCESS, rows_given(*shape), copy_given(*spans))
+    code = first_failing(rules, code)
     return submit(card, command, code, is_idle, site, is_blocking, stream=stream, given=given)[0], spans
 
 

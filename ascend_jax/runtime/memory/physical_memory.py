@@ -50,7 +50,7 @@ def is_mapped(card: CardState, handle: Number) -> jax.Array:
 @stage(static=("page",), changes=("hbm", "clock", "status"))
 def _malloc_physical(card: CardState, request: jax.Array, *, page: int) -> tuple:
     whole, rest, site = request
-    is_odd = (whole > 0) & (((whole & (page - 1)) != 0) | (rest != 0))
+    is_odd = (whole >= 0) & (((whole & (page - 1)) != 0) | (rest != 0))
     wrong = first_code((is_odd, Code.RT_PARAM_INVALID))
     tries: list[tuple[jax.Array, Number]] = [(whole, page)]
     heap, handle, code = allocate(card, card.hbm, (whole, rest), tries, wrong, site, int(HeapFlag.PHYSICAL))

@@ -47,7 +47,7 @@ from ascend_jax.runtime.pool_blocks import (
     without_surplus,
 )
 from ascend_jax.runtime.ranges import address, split_bytes
-from ascend_jax.runtime.refusals import GivenKind, pointer_given, size_given
+from ascend_jax.runtime.refusals import pointer_given, size_given, wrong_size_given
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.shortages import with_request
 from ascend_jax.runtime.state import CardState, Heap
@@ -87,8 +87,9 @@ def _create(card: CardState, request: jax.Array) -> tuple:
     pools = put_if(ok, card.pools, slot, with_entries(jnp.zeros(len(Pool), jnp.int32), entry))
     card = counted(dataclasses.replace(card, hbm=hbm, pools=pools), slot, ok)
     card = spend(card, card.chip["host_malloc_ns"])
-    kind = jnp.where((whole < 0) | (size > limit), GivenKind.SIZE, GivenKind.NOTHING)
-    card = status.note(card, code, site, given=size_given(whole, rest)._replace(kind=kind))
+    sizes = [(threshold, threshold_rest), (most, most_rest), (whole, rest)]
+    wrong = [threshold < 0, most < 0, (whole < 0) | ((most >= 0) & (size > limit))]
+    card = status.note(card, code, site, given=wrong_size_given(sizes, wrong))
     return card, jnp.where(ok, handle_of(slot, generation), layout.NONE)
 
 

@@ -96,7 +96,8 @@ def _map(card: CardState, request: jax.Array) -> CardState:
     pointer, whole, rest, handle, site = request
     found, _, entry = find_physical(card, handle)
     begins, sizes = card.virtual[:, Virtual.START], card.virtual[:, Virtual.SIZE]
-    is_inside = (begins <= pointer) & (whole <= sizes - (pointer - begins))
+    ahead = pointer - begins  # below 0 as well where it passes int32
+    is_inside = (begins <= pointer) & (ahead >= 0) & (whole <= sizes - ahead)
     is_reserved = ((card.virtual[:, Virtual.KIND] == VirtualKind.RESERVATION) & is_inside).any()
     is_odd = (whole != entry[HeapEntry.SIZE]) | (rest != 0) | ((pointer & (HUGE_PAGE - 1)) != 0)
     is_taken = _overlaps(card, (VirtualKind.MAPPING,), pointer, whole)
