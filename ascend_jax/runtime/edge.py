@@ -34,14 +34,15 @@ def verb(function: F) -> F:
     """
     parameters = inspect.signature(function).parameters
     wanted = tuple(name if _is_number(one.annotation) else "" for name, one in parameters.items())
+    may_lack = {name for name, one in parameters.items() if type(None) in typing.get_args(one.annotation)}
 
     @functools.wraps(function)
     def call(*args: Any, site: Any = None, **options: Any) -> Any:
         for name, value in zip(wanted, args, strict=False):
-            if name and type(value) is not int:
+            if name and type(value) is not int and (value is not None or name not in may_lack):
                 _check_whole(name, value)
         for name, value in options.items():
-            if type(value) is not int and name in wanted:
+            if type(value) is not int and name in wanted and (value is not None or name not in may_lack):
                 _check_whole(name, value)
         return function(*args, site=callsite.here() if site is None else site, **options)
 
@@ -50,8 +51,11 @@ def verb(function: F) -> F:
 
 def _check_whole(name: str, value: Any) -> None:
     # the quick way for what other calls return
-    if value is not None and getattr(getattr(value, "dtype", None), "kind", "") not in ("i", "u"):
-        require_whole(**{name: value})
+    if getattr(getattr(value, "dtype", None), "kind", "") in ("i", "u"):
+        return
+    if isinstance(value, list | tuple):
+        raise TypeError(f"{name} = {value!r}: must be one whole number")
+    require_whole(**{name: value})
 
 
 def _is_number(annotation: Any) -> bool:
@@ -67,7 +71,7 @@ def require_whole(**numbers: Any) -> None:
     for name, number in numbers.items():
         if isinstance(number, int | np.integer) and not isinstance(number, bool):
             continue
-        kind = getattr(number, "dtype", None) or jnp.result_type(number)
+        kind = number.dtype if hasattr(number, "dtype") else np.asarray(number).dtype
         if not jnp.issubdtype(kind, np.integer):
             given = f"of type {kind}" if isinstance(number, jax.core.Tracer) else f"= {number!r}"
             raise TypeError(f"{name} {given}: must be a whole number")
