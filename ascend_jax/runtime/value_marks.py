@@ -46,6 +46,8 @@ def words_of(value: Number) -> Words:
     """
     if isinstance(value, jax.Array):
         return _traced_words(value)
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"value = {value!r}: must be a whole number")
     if not -(2**63) <= value < 2**64:
