@@ -120,9 +120,9 @@ def give_slot(
 
 @stage(static=("kind",), reads=("chip", "memory"))
 def _mark(
-    card: CardState, place: Range, value: Words, stream: Number, condition: Number, site: Number, *, kind: Kind
+    card: CardState, place: Range, value: Words, stream: Number, flag: Number, site: Number, *, kind: Kind
 ) -> CardState:
-    place, condition = translate(card, place), jnp.asarray(condition, jnp.int32)
+    place, condition = translate(card, place), jnp.asarray(flag, jnp.int32) + Condition.GE
     is_write = kind == Kind.VALUE_WRITE
     code, slot = find_stream(card, stream)
     code = first_failing(first_code((card.chip["has_value_marks"] == 0, Code.FEATURE_NOT_SUPPORT)), code)
@@ -177,7 +177,7 @@ def value_write(
     """
     place = byte_range(pointer, offset, VALUE_BYTES)
     card = look(make_room(card, site, stream), site)
-    return _mark(card, place, words_of(value), stream, Condition.NONE, site, kind=Kind.VALUE_WRITE)
+    return _mark(card, place, words_of(value), stream, 0, site, kind=Kind.VALUE_WRITE)
 
 
 @verb
@@ -219,4 +219,4 @@ def value_wait(
     """
     place = byte_range(pointer, offset, VALUE_BYTES)
     card = look(make_room(card, site, stream), site)
-    return _mark(card, place, words_of(value), stream, flag + Condition.GE, site, kind=Kind.VALUE_WAIT)
+    return _mark(card, place, words_of(value), stream, flag, site, kind=Kind.VALUE_WAIT)

@@ -164,7 +164,7 @@ def test_codes_of_addresses(lab):
             assert int(after.clock[Clock.ENQUEUED]) == int(card.clock[Clock.ENQUEUED])
         assert code(call(card, flag, 1, 3)) == aj.Code.RT_STREAM_CONTEXT
         assert code(call(card, flag, 1, 1, offset=56)) == 0
-    for wrong in (-1, 4):
+    for wrong in (-1, 4, 2**31 - 1):
         assert code(aj.value_wait(card, flag, 1, 1, flag=wrong)) == WRONG
 
 
