@@ -38,8 +38,8 @@ class Binding(NamedTuple):
 
 def has_value_marks(program: Program) -> bool | None:
     """Return whether a program writes or waits for values; None while it is traced."""
-    kinds = concrete(program.fields[..., Field.KIND])
-    return None if kinds is None else bool((kinds[..., None] == VALUE_MARKS).any())
+    fields = concrete(program.fields)  # as a whole: under ``jit`` a part of a constant would be traced
+    return None if fields is None else bool((fields[..., Field.KIND, None] == VALUE_MARKS).any())
 
 
 def bind(card: CardState, program: Program, slots: jax.Array, sequence: jax.Array, has_values: bool) -> Binding:

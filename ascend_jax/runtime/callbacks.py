@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ascend_jax.runtime import clock, layout
 from ascend_jax.runtime.clock import Instant
 from ascend_jax.runtime.codes import Code
-from ascend_jax.runtime.commands import Command, answer, enqueue, is_owed, row_of, taken_rows
+from ascend_jax.runtime.commands import Command, answer, enqueue, is_owed, is_taken, refusal, row_of, taken_rows
 from ascend_jax.runtime.drops import give_up_callbacks
 from ascend_jax.runtime.edge import Site, stage, verb
 from ascend_jax.runtime.handles import find_stream, find_thread, stream_cell, thread_cell
@@ -38,7 +38,7 @@ from ascend_jax.runtime.layout import (
 from ascend_jax.runtime.rows import Number, get_row, put_if, with_entries
 from ascend_jax.runtime.state import CardState
 from ascend_jax.runtime.status import first_code, first_failing
-from ascend_jax.runtime.synchronize import Goal, look, make_room, settle, timeout_of
+from ascend_jax.runtime.synchronize import Goal, look, make_room, make_room_for_two, settle, timeout_of
 
 LAST = 2**31 - 1
 
@@ -70,33 +70,41 @@ def _unsubscribe(card: CardState, thread: Number, stream: Number, site: Number) 
     return answer(dataclasses.replace(card, streams=put_if(ok, card.streams, slot, alone)), code, site, stream)[0]
 
 
-@stage
-def _hand_over(card: CardState, stream: Number, callback: Number, site: Number) -> tuple:
-    """Queue what gives the callback to the thread; return the card, the code and the number of that command."""
+@stage(static=("is_blocking",))
+def _launch(card: CardState, stream: Number, callback: Number, site: Number, *, is_blocking: bool) -> CardState:
     code, slot = find_stream(card, stream)
-    entry, sequence = get_row(card.streams, slot), card.clock[Clock.ENQUEUED]
-    reporter = entry[Stream.REPORTER]
+    reporter, sequence = get_row(card.streams, slot)[Stream.REPORTER], card.clock[Clock.ENQUEUED]
     rest = first_code((is_no_function(callback), Code.RT_PARAM_INVALID), (reporter < 0, Code.RT_STREAM_NO_CB_REG))
+    code = first_failing(code, rest)
+    if is_blocking:  # both commands or none
+        is_short = is_taken(card, row_of(card.table.fields, sequence + 1))
+        code = first_failing(code, refusal(card, slot), first_code((is_short, Code.TABLE_FULL)))
+    card, code = _hand_over(spend(card, card.chip["host_event_ns"]), slot, callback, code, site)
+    if is_blocking:
+        card, code = _hold(card, slot, sequence, code, site)
+    return answer(card, code, site, stream)[0]
+
+
+def _hand_over(card: CardState, slot: jax.Array, callback: Number, code: jax.Array, site: Number) -> tuple:
+    """Queue what gives the callback to the thread; return the card and the code."""
+    entry, sequence = get_row(card.streams, slot), card.clock[Clock.ENQUEUED]
     fields = {
         Field.OBJECT: callback,
-        Field.CELL: thread_cell(card, jnp.maximum(reporter, 0)),
+        Field.CELL: thread_cell(card, jnp.maximum(entry[Stream.REPORTER], 0)),
         Field.CHANGE: Change.ADD,
         Field.VALUE_LO: 1,
         Field.SITE: site,
     }
-    card = spend(card, card.chip["host_event_ns"])
-    card, code = enqueue(card, Command(Kind.CALLBACK, slot, fields=fields), first_failing(code, rest))
+    card, code = enqueue(card, Command(Kind.CALLBACK, slot, fields=fields), code)
     row = row_of(card.table.fields, sequence)
     is_queued = (code == Code.SUCCESS) & (entry[Stream.CAPTURE] == Capture.NONE)
     effects = put_if(is_queued, card.table.effects, row, jnp.int32(Effect.NONE))  # not run yet
     table = dataclasses.replace(card.table, effects=effects)
-    return dataclasses.replace(card, table=table), code, sequence
+    return dataclasses.replace(card, table=table), code
 
 
-@stage
-def _hold(card: CardState, stream: Number, code: jax.Array, sequence: jax.Array, site: Number) -> tuple:
-    """Queue what holds the stream until the callback of command ``sequence`` has run."""
-    _, slot = find_stream(card, stream)
+def _hold(card: CardState, slot: jax.Array, sequence: jax.Array, code: jax.Array, site: Number) -> tuple:
+    """Queue what holds the stream until the callback of command ``sequence`` has run; return the card and the code."""
     fields: dict[Any, Number] = {
         Field.CELL: stream_cell(card, slot),
         Field.CONDITION: Condition.GE,
@@ -104,11 +112,6 @@ def _hold(card: CardState, stream: Number, code: jax.Array, sequence: jax.Array,
         Field.SITE: site,
     }
     return enqueue(card, Command(Kind.CALLBACK_WAIT, slot, fields=fields), code)
-
-
-@stage
-def _note(card: CardState, code: jax.Array, stream: Number, site: Number) -> CardState:
-    return answer(card, code, site, stream)[0]
 
 
 @stage
@@ -217,10 +220,8 @@ def launch_callback(
     >>> int(number), aj.last_code(aj.synchronize_device(card)).item()
     (7, 0)
     """
-    card, code, sequence = _hand_over(make_room(card, site, stream), stream, callback, site)
-    if is_blocking:
-        card, code = _hold(make_room(card, site, stream), stream, code, sequence, site)
-    return _note(card, code, stream, site)
+    card = (make_room_for_two if is_blocking else make_room)(card, site, stream)
+    return _launch(card, stream, callback, site, is_blocking=bool(is_blocking))
 
 
 @verb

@@ -263,7 +263,7 @@ def execute_program(card: CardState, program: Program, stream: Number, *, site: 
         numbers.append(number)
     plain = dataclasses.replace(program, kernels=()).padded(max(program.rows, 1))
     card = _make_room(card, plain)
-    has_values = has_value_marks(plain)
+    has_values = has_value_marks(program)
     if has_values:
         card = look(card, site)  # memory as it is now
     return _append(card, plain, np.array(numbers or [NONE], np.int32), stream, site, has_values=has_values is not False)

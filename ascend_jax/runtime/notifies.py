@@ -161,9 +161,10 @@ def notify_batch_reset(card: CardState, notifies: Sequence[Number], *, site: Sit
 
     Status 107000 for no notify at all, or if any is unknown; then none is cleared.
     """
+    notifies = tuple(notifies)
     for notify in notifies:
         require_whole(notify=notify)
-    return _batch_reset(look(card, site), tuple(notifies), site)
+    return _batch_reset(look(card, site), notifies, site)
 
 
 @verb

@@ -44,7 +44,7 @@ class Retired(NamedTuple):
 
 
 class Leaves(enum.IntFlag):
-    """What a retiring command leaves behind."""
+    """What of this a retiring command has done."""
 
     STREAM_FAILED = 1
     DEVICE_LOST = 2

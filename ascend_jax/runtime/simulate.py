@@ -15,7 +15,7 @@ from ascend_jax.runtime.edge import QUICK_TO_COMPILE, QUICK_TO_RUN, compiled, co
 from ascend_jax.runtime.engine import capacity_of, run, run_stacked
 from ascend_jax.runtime.faults import result_codes
 from ascend_jax.runtime.heads import WORK, Head, Orders, blocks_of, work_of
-from ascend_jax.runtime.lanes import Carry, Lane, Tables
+from ascend_jax.runtime.lanes import Carry, Lane, Tables, Turn
 from ascend_jax.runtime.layout import FOREVER_HI, NONE, Field, Kind, Phase, Time
 from ascend_jax.runtime.program import Program, nothing
 
@@ -56,9 +56,12 @@ def simulate(
       stops: Whether a stream takes no more commands after one has failed (``aclrtSetStreamFailureMode`` 1).
 
     Raises:
-      ValueError: A mark uses a cell that is not there; this is not seen while the program is traced.
+      ValueError: A mark uses a cell that is not there (not seen while the program is traced), or the program has 65,536
+        streams or more.
     """
     _check_cells(program, cells)
+    if program.streams >= Turn.MARK:
+        raise ValueError(f"program has {program.streams} streams: at most {Turn.MARK - 1}; put more into each")
     if coupling is not None:
         _check_coupling(program, coupling)
     is_short = coupling is not None and math.prod(program.fields.shape[:-1]) < SHORT

@@ -93,16 +93,17 @@ def look(card: CardState, site: Site) -> CardState:
     return reach(card, Goal(is_look=1))[0]
 
 
-@stage
-def _blocker(card: CardState, stream: Number) -> tuple:
-    """The command that must finish before the next one can be enqueued in ``stream``, or NONE."""
-    sequence, fields = card.clock[Clock.ENQUEUED], card.table.fields
+@stage(static=("ahead",))
+def _blocker(card: CardState, stream: Number, *, ahead: int = 0) -> tuple:
+    """The command that must finish before the next one, or the one ``ahead`` of it, fits in ``stream``, or NONE."""
+    sequence, fields = card.clock[Clock.ENQUEUED] + ahead, card.table.fields
     row = row_of(fields, sequence)
     is_captured = get_row(card.table.times, row)[Time.PHASE] == Phase.CAPTURED  # waiting does not free it
     is_full = is_taken(card, row) & ~is_captured
     code, slot = find_stream(card, stream)
     entry = get_row(card.streams, slot)
-    is_deep = (code == Code.SUCCESS) & (entry[Stream.PENDING] >= card.chip["queue_depth"])
+    pending = entry[Stream.PENDING]
+    is_deep = (code == Code.SUCCESS) & (pending > 0) & (pending + ahead >= card.chip["queue_depth"])
     oldest = get_row(fields, entry[Stream.HEAD])[Field.SEQUENCE]
     return card, jnp.where(is_full, sequence - card.table.rows, jnp.where(is_deep, oldest, NONE))
 
@@ -114,7 +115,15 @@ def make_room(card: CardState, site: Site, stream: Number = 0) -> CardState:
     deep as the table.
     """
     del site
-    card, blocker = _blocker(card, stream)
+    return _without_blocker(*_blocker(card, stream))
+
+
+def make_room_for_two(card: CardState, site: Site, stream: Number) -> CardState:
+    """Block the host until the next two commands have what :func:`make_room` sees to for one."""
+    return _without_blocker(*_blocker(make_room(card, site, stream), stream, ahead=1))
+
+
+def _without_blocker(card: CardState, blocker: jax.Array) -> CardState:
     known = concrete(blocker)
     return card if known is None or known == NONE else await_room(card, blocker)
 

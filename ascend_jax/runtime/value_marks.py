@@ -46,6 +46,8 @@ def words_of(value: Number) -> Words:
     """
     if isinstance(value, jax.Array):
         return _traced_words(value)
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"value = {value!r}: must be a whole number")
     if not -(2**63) <= value < 2**64:
@@ -118,9 +120,9 @@ def give_slot(
 
 @stage(static=("kind",), reads=("chip", "memory"))
 def _mark(
-    card: CardState, place: Range, value: Words, stream: Number, condition: Number, site: Number, *, kind: Kind
+    card: CardState, place: Range, value: Words, stream: Number, flag: Number, site: Number, *, kind: Kind
 ) -> CardState:
-    place, condition = translate(card, place), jnp.asarray(condition, jnp.int32)
+    place, condition = translate(card, place), jnp.asarray(flag, jnp.int32) + Condition.GE
     is_write = kind == Kind.VALUE_WRITE
     code, slot = find_stream(card, stream)
     code = first_failing(first_code((card.chip["has_value_marks"] == 0, Code.FEATURE_NOT_SUPPORT)), code)
@@ -175,7 +177,7 @@ def value_write(
     """
     place = byte_range(pointer, offset, VALUE_BYTES)
     card = look(make_room(card, site, stream), site)
-    return _mark(card, place, words_of(value), stream, Condition.NONE, site, kind=Kind.VALUE_WRITE)
+    return _mark(card, place, words_of(value), stream, 0, site, kind=Kind.VALUE_WRITE)
 
 
 @verb
@@ -217,4 +219,4 @@ def value_wait(
     """
     place = byte_range(pointer, offset, VALUE_BYTES)
     card = look(make_room(card, site, stream), site)
-    return _mark(card, place, words_of(value), stream, flag + Condition.GE, site, kind=Kind.VALUE_WAIT)
+    return _mark(card, place, words_of(value), stream, flag, site, kind=Kind.VALUE_WAIT)

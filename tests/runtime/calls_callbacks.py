@@ -1,7 +1,7 @@
 """The twin's calls: functions of the host program that streams call, in threads of the program or of the runtime."""
 
 from tests.runtime.calls_marks import MarkCalls
-from tests.runtime.machine import INVALID_PARAM, RT_PARAM_INVALID, SUCCESS
+from tests.runtime.machine import INVALID_PARAM, RT_PARAM_INVALID, SUCCESS, TABLE_FULL
 from tests.runtime.records import NOBODY, RUNTIME, Job
 
 IS_SERVED, NOT_SERVED_HERE, NOBODY_SERVES, REPORT_TIMEOUT = 107011, 107012, 107015, 507012
@@ -27,14 +27,16 @@ class CallbackCalls(MarkCalls):
 
     def launch_callback(self, handle: int, number: int, *, is_blocking: bool) -> None:
         self.make_room(handle)
+        if is_blocking:
+            self.make_room(handle, 1)
         self.spend("host_event_ns")
         code, stream = self.find_stream(handle)
         code = code or (RT_PARAM_INVALID if number < 0 else NOBODY_SERVES if stream.reporter < 0 else SUCCESS)
+        if is_blocking and not code:  # the callback and what waits for it, or neither
+            code = self.refusal(stream.slot) or (TABLE_FULL if self.row_taken_by(1) else SUCCESS)
         if not code:
             whose = {"handle": number, "thread": stream.reporter, "has_run": False}
             code, job = self.enqueue("callback", stream.slot, **whose)
-        if is_blocking:
-            self.make_room(handle)
         if is_blocking and not code:
             run = self.cell("callback", job.sequence)
             code, _ = self.enqueue("callback wait", stream.slot, cell=run, condition="GE", value=1)

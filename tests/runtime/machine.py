@@ -214,24 +214,25 @@ class Machine:
 
     # commands ---------------------------------------------------------------------------------------------------
 
-    def make_room(self, handle: int = 0) -> None:
-        """Wait for a row of the table and a place in the queue, as an eager program does."""
+    def make_room(self, handle: int = 0, ahead: int = 0) -> None:
+        """Wait for a row of the table and a place in the queue behind ``ahead`` others, as an eager program does."""
         if not self.waits_for_room:
             return
-        blocker = self._row_taken_by()
+        blocker = self.row_taken_by(ahead)
         if blocker is not None and blocker.is_captured:
             blocker = None  # waiting does not free it
         code, stream = self.find_stream(handle)
         if blocker is None and code == SUCCESS:
             queue = self.scheduler.queues[stream.slot]
-            blocker = queue[0] if len(queue) >= self.fields["queue_depth"] else None
+            blocker = queue[0] if queue and len(queue) + ahead >= self.fields["queue_depth"] else None
         if blocker is not None:
             ending = self.wait(lambda: not blocker.is_open, None)
             self.refuses = DEADLOCK if ending == "stuck" else SUCCESS  # what this call then answers
 
-    def _row_taken_by(self) -> Job | None:
-        """The command whose row of the table the next one would take, if it is not over."""
-        old = self.jobs[-self.rows] if len(self.jobs) >= self.rows else None
+    def row_taken_by(self, ahead: int = 0) -> Job | None:
+        """The command whose row of the table the next one, or one later, would take, if it is not over."""
+        number = len(self.jobs) - self.rows + ahead
+        old = self.jobs[number] if number >= 0 else None
         return old if old is not None and (old.is_open or not (old.has_run or old.dropped)) else None
 
     def lose_callbacks(self, slot: int, thread: int | None = None) -> None:
@@ -256,7 +257,7 @@ class Machine:
         return next((fault[1:] for fault in self.faults if fault[0] == sequence), (0, "stream"))
 
     def enqueue(self, kind: str, slot: int, **fields: Any) -> tuple[int, Job | None]:
-        code = self.refusal(slot) or (TABLE_FULL if self._row_taken_by() else SUCCESS)
+        code = self.refusal(slot) or (TABLE_FULL if self.row_taken_by() else SUCCESS)
         if code:
             return code, None
         counts = slot != self.host_stream and self.fields["has_priorities"]

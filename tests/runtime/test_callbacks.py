@@ -1,5 +1,7 @@
 """Callbacks: handed to a thread by a stream, run by ``process_report``, in simulated time."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ import ascend_jax as aj
 from ascend_jax.runtime.commands import taken_rows
 from ascend_jax.runtime.layout import NONE, Clock, Field, Kind, Phase, Time
 from tests.runtime.cards import MARK_COSTS, SIZES, card_of, code, fill
+from tests.runtime.refusals import refuse
 
 WRONG = aj.Code.RT_PARAM_INVALID
 WORKER = 1
@@ -209,6 +212,24 @@ def test_a_callback_keeps_its_row_until_it_has_run(card):
     assert code(aj.record_event(card, event, 2)) == 0
     alone = aj.unsubscribe_report(refused, 0, 1)  # then nobody will run it
     assert code(aj.record_event(alone, event, 2)) == 0
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_a_blocking_callback_takes_two_rows_or_none(card, is_captured):
+    card = aj.capture_begin(card, 1) if is_captured else card
+    for _ in range(card.table.rows - 1):  # captured, or to be run by a thread that does not come
+        card = aj.launch_callback(card, 1, 7, is_blocking=False)
+    assert code(card) == 0
+    card = card if is_captured else aj.synchronize_device(card)
+    refuse(card, lambda card: aj.launch_callback(card, 1, 8), aj.Code.TABLE_FULL)
+    assert code(aj.launch_callback(card, 1, 8, is_blocking=False)) == 0
+
+
+def test_the_host_waits_until_a_callback_and_what_waits_for_it_fit(card):
+    card = dataclasses.replace(card, chip=card.chip.replace(queue_depth=3))
+    card = fill(fill(card, 1, 1000), 1, 500)  # they end at 1040 and 1540
+    card = aj.launch_callback(card, 1, 7)
+    assert (code(card), aj.host_time_ns(card)) == (0, 1040 + 10)
 
 
 def test_bringing_memory_up_to_date_runs_no_callback():

@@ -163,6 +163,12 @@ def test_a_cell_that_is_not_there_is_refused():
         simulate(program, chip(3.0, 6.0), cells=0)
 
 
+def test_more_streams_than_the_engine_can_number_are_refused():
+    program = lanes.programs_of(lanes.table_of([wait(0)], 1)[None], 1 << 16)
+    with pytest.raises(ValueError, match=r"65536 streams: at most 65535"):
+        simulate(program, chip(3.0, 6.0))
+
+
 # Long times: blocks of up to 270 s, and hours.
 
 

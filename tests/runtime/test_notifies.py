@@ -81,7 +81,7 @@ def test_batch_reset(card):
         assert code(refused) == WRONG
         kept = aj.wait_and_reset_notify(aj.wait_and_reset_notify(refused, 0, 2), other, 2)
         assert code(aj.synchronize_stream(kept, 2)) == 0
-    cleared = aj.notify_batch_reset(card, [0])
+    cleared = aj.notify_batch_reset(card, iter([0]))
     assert code(cleared) == 0
     held = aj.wait_and_reset_notify(cleared, 0, 2)
     assert code(aj.synchronize_stream(held, 2)) == aj.Code.DEADLOCK

@@ -1,5 +1,6 @@
 """What a program refers to is found when it runs: values at their addresses, notifies and flags by their handles."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -40,6 +41,13 @@ def test_a_wait_looks_at_memory_as_it_is_at_each_execution(made):
         assert code(ran) == (0 if first else aj.Code.DEADLOCK)
     _, out = aj.download(ran, pointer, (68,), "uint8")
     assert out[64:].tolist() == [5] * 4
+
+
+def test_a_program_that_compiled_code_knows_looks_at_memory_as_it_does_eagerly(made):
+    card, program = waiting(*made)
+    card = aj.host_work(aj.memset_async(card, made[1], 1, 1, 2), 20)  # over by then, and nobody has looked since
+    ran = jax.jit(lambda card: run(card, program), compiler_options=aj.QUICK_TO_COMPILE)(card)
+    assert code(ran) == code(run(card, program)) == 0
 
 
 def test_a_fill_that_is_still_queued_counts_once_it_has_run(made):

@@ -164,7 +164,7 @@ def test_codes_of_addresses(lab):
             assert int(after.clock[Clock.ENQUEUED]) == int(card.clock[Clock.ENQUEUED])
         assert code(call(card, flag, 1, 3)) == aj.Code.RT_STREAM_CONTEXT
         assert code(call(card, flag, 1, 1, offset=56)) == 0
-    for wrong in (-1, 4):
+    for wrong in (-1, 4, 2**31 - 1):
         assert code(aj.value_wait(card, flag, 1, 1, flag=wrong)) == WRONG
 
 
@@ -229,6 +229,7 @@ def test_words_of_values():
     }  # fmt: skip
     for value, words in wanted.items():
         assert words_of(value) == words, value
+    assert words_of(np.array(-5)) == words_of(np.int8(-5)) == words_of(-5)
     arrays = {"int32": (-5, (-1, -5)), "uint32": (2**32 - 5, (0, -5)), "int8": (-1, (-1, -1)), "uint8": (255, (0, 255))}
     for dtype, (value, words) in arrays.items():
         assert tuple(int(x) for x in words_of(jax.numpy.array(value, dtype))) == words, dtype
