@@ -104,6 +104,7 @@ class Lanes:
             plan = simulate(program, chip, block=Instant(jnp.zeros_like(block_ns), block_ns))
             return plan.start, plan.end, plan.is_stuck
 
+        # lanes have nothing to do with each other: without JAX's check of what varies there is a fifth less to trace
         self.run = jax.jit(jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
 
     def compile(self, block_ns: np.ndarray) -> tuple[Any, float]:
