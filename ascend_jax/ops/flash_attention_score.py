@@ -110,7 +110,7 @@ def flash_attention_score_get_workspace_size(
     outputs = {"attention_out": attention_out, "softmax_max": softmax_max, "softmax_sum": softmax_sum}
     attributes |= {"atten_mask": atten_mask, "pse": pse, "drop_mask": drop_mask, "sink": sink}
     attributes |= {"head_num": head_num, "input_layout": input_layout, "scale_value": scale_value}
-    attributes["sparse_mode"] = int(SparseMode.NO_MASK if atten_mask is None else sparse_mode)
+    attributes["sparse_mode"] = 0 if atten_mask is None else sparse_mode
     return first_phase(card, NAME, tensors, outputs, attributes, core_limit, site)
 
 
