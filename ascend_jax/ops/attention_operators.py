@@ -107,7 +107,7 @@ _STATISTICS = ("attn_out", "softmax_max", "softmax_sum")
 
 ATTENTION_OPERATORS = {
     "FlashAttentionScore": AttentionOperator(
-        _score, plan_score, _QKV, ("atten_mask", "pse", "drop_mask", "sink"),
+        _score, plan_score, _QKV, ("atten_mask", "pse", "drop_mask", "sink", "query_rope", "key_rope"),
         ("attention_out", "softmax_max", "softmax_sum"),
         defaults={
             "head_num": None, "sparse_mode": None, "input_layout": "BNSD", "pse_type": 1, "keep_prob": 1.0,
