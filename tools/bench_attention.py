@@ -52,8 +52,9 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--heads", type=int, help="by default 4, fewer from 2,048 on")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--decode", action="store_true", help="only the paged decode case")
-    parser.add_argument("--ceiling", action="store_true", help="only what the products of forward and backward take")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--decode", action="store_true", help="only the paged decode case")
+    only.add_argument("--ceiling", action="store_true", help="only flash and torch beside bare products and softmax")
     flags = parser.parse_args()
     lengths, dims, rounds = ([512, 1024, 2048, 4096, 8192], [64, 128], 5) if flags.full else ([1024, 4096], [64], 3)
     flags.seq, flags.dims, flags.rounds = flags.seq or lengths, flags.dims or dims, flags.rounds or rounds

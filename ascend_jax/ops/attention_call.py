@@ -22,7 +22,7 @@ from ascend_jax.ops.attention_geometry import (
     fixed_geometry,
     packed_geometry,
 )
-from ascend_jax.ops.attention_layout import LAYOUTS, refuse, sequence_lengths, to_heads_first
+from ascend_jax.ops.attention_layout import LAYOUTS, one_integer, refuse, sequence_lengths, to_heads_first
 from ascend_jax.runtime.codes import Code, ParameterError
 
 __all__ = ["AttentionCall", "prepare_call"]
@@ -119,7 +119,7 @@ def prepare_call(
         mask_value=-FLT_MAX if replaces else None,
         bias_kind=kind,
         bias_first=pse_type == 1,
-        bias_start=int(kv_start_idx) - int(q_start_idx),
+        bias_start=one_integer("kv_start_idx", kv_start_idx) - one_integer("q_start_idx", q_start_idx),
         weight_dtype=str(q.dtype) if emulate and q.dtype.itemsize == 2 else None,
     )
     scoring = dataclasses.replace(geometry.scoring(), **mask_fields, **drop_fields)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ascend_jax.ops.attention.scoring import Scoring
 from ascend_jax.ops.attention.visibility import ALL_TOKENS, SparseMode, Visibility
-from ascend_jax.ops.attention_layout import check_numbers, refuse
+from ascend_jax.ops.attention_layout import host_integers, refuse
 from ascend_jax.runtime.codes import Code
 
 __all__ = ["COMPRESSED_MASK", "PREFIX_MASK", "Geometry", "fixed_geometry", "packed_geometry"]
@@ -101,7 +101,10 @@ def fixed_geometry(
     if mode == SparseMode.BAND:
         _check_band(q_len, kv_len, pre_tokens, next_tokens)
     tokens = {"pre_tokens": pre_tokens, "next_tokens": next_tokens} if mode in (0, 4) else {}
-    prefixes, is_kept = _check_prefix(mode, batch, q_len, kv_len, prefix)
+    is_kept, has_prefix = True, mode in (SparseMode.PREFIX, SparseMode.PREFIX_COMPRESS)
+    prefixes = _prefixes(prefix, batch, "modes 5 and 6 need one number per batch row") if has_prefix else [0] * batch
+    if has_prefix and not _check_prefix(mode, q_len, kv_len, prefixes):
+        is_kept, prefixes = False, [0] * batch
     rule = mode if is_kept else SparseMode.ALL_MASK
     sequences = tuple(Visibility(q_len, kv_len, rule, prefix=n, **tokens) for n in prefixes)
     invalid = {
@@ -142,8 +145,8 @@ def packed_geometry(
     banded = {SparseMode.RIGHT_DOWN_CAUSAL_BAND: live[-1:], SparseMode.BAND_LEFT_UP_CAUSAL: live[:1]}.get(mode, [])
     inner = {7: SparseMode.RIGHT_DOWN_CAUSAL, 8: SparseMode.LEFT_UP_CAUSAL}.get(mode, mode)
     tokens = {"pre_tokens": pre_tokens, "next_tokens": next_tokens}
-    if mode == SparseMode.PREFIX_COMPRESS and (prefix is None or len(prefix) != len(pairs)):
-        raise refuse("prefix", prefix, f"mode 6 needs one number per sequence: {len(pairs)}")
+    has_prefix = mode == SparseMode.PREFIX_COMPRESS
+    prefixes = _prefixes(prefix, len(pairs), "mode 6 needs one number per sequence") if has_prefix else []
     sequences = []
     for n, (a, b) in enumerate(pairs):
         if n in banded:
@@ -154,9 +157,9 @@ def packed_geometry(
             if a and b:
                 check(a, b, pre_tokens, next_tokens)
             sequences.append(Visibility(a, b, inner, **tokens))
-        elif inner == SparseMode.PREFIX_COMPRESS:
-            (one,), _ = _check_prefix(mode, 1, a, b, [prefix[n]] if prefix else None)
-            sequences.append(Visibility(a, b, inner, prefix=one))
+        elif has_prefix:
+            _check_prefix(mode, a, b, prefixes[n : n + 1])
+            sequences.append(Visibility(a, b, inner, prefix=prefixes[n]))
         else:
             sequences.append(Visibility(a, b, inner))
         if mode in (3, 4, 7, 8) and a and b and sequences[-1].hidden_rows():
@@ -202,23 +205,22 @@ def _check_outer_split(mode: SparseMode, q_len: int, kv_len: int, pre: int, nxt:
         raise refuse("next_tokens", nxt, f"mode 8 needs at least Sq - Skv = {q_len - kv_len} of the first", _TILING)
 
 
-def _check_prefix(
-    mode: SparseMode, batch: int, q_len: int, kv_len: int, prefix: Sequence[int] | None
-) -> tuple[list[int], bool]:
-    """Return the prefix of each batch row, and False if mode 5 drops them all because one is out of range."""
-    if mode not in (SparseMode.PREFIX, SparseMode.PREFIX_COMPRESS):
-        return [0] * batch, True
-    check_numbers("prefix", prefix)
-    given = [] if prefix is None else [int(n) for n in prefix]
-    if len(given) != batch:
-        raise refuse("prefix", prefix, f"modes 5 and 6 need one number per batch row: {batch}")
+def _prefixes(prefix: Sequence[int] | None, count: int, rule: str) -> list[int]:
+    given = [] if prefix is None else host_integers("prefix", prefix)
+    if len(given) != count:
+        raise refuse("prefix", prefix, f"{rule}: {count}")
+    return given
+
+
+def _check_prefix(mode: SparseMode, q_len: int, kv_len: int, prefixes: list[int]) -> bool:
+    """Return False if mode 5 drops all prefixes because one is out of range."""
     least = max(0, kv_len - q_len)
-    if all(least <= n <= kv_len for n in given):
-        return given, True
+    if all(least <= n <= kv_len for n in prefixes):
+        return True
     if mode == SparseMode.PREFIX_COMPRESS:
-        raise refuse("prefix", given, f"must lie in [{least}, {kv_len}]", _TILING)
+        raise refuse("prefix", prefixes, f"must lie in [{least}, {kv_len}]", _TILING)
     warnings.warn(
-        f"prefix {given} leaves [{least}, {kv_len}]: sparse mode 5 then visits every block and the mask decides",
+        f"prefix {prefixes} leaves [{least}, {kv_len}]: sparse mode 5 then visits every block and the mask decides",
         stacklevel=2,
     )
-    return [0] * batch, False
+    return False

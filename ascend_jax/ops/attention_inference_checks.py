@@ -115,7 +115,8 @@ def lengths_of(name: str, given: Any, batch: int, longest: int) -> Any:
 
     Raises:
       ParameterError: 161002 for truth values; 561002 for a list of another length, for a length below 0 or past the
-        tensor, and for numbers that are no integers. Of traced numbers only the type is known.
+        tensor, and for numbers that are no integers. Of traced numbers only the type is known: they are cut to what
+        the tensor has.
     """
     if given is None:
         return np.full(batch, longest, np.int32)
@@ -126,8 +127,10 @@ def lengths_of(name: str, given: Any, batch: int, longest: int) -> Any:
         raise refuse(name, list(lengths.shape), f"must have 1 or {batch} entries, one per batch row", Code.INNER_TILING)
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise refuse(f"{name} of dtype", lengths.dtype, "must be integers", Code.INNER_TILING)
-    lengths = jnp.broadcast_to(lengths, (batch,)) if is_traced else np.broadcast_to(lengths, (batch,))
-    if not is_traced and ((lengths > longest).any() or (lengths < 0).any()):
+    if is_traced:
+        return jnp.broadcast_to(lengths.astype(jnp.int32), (batch,)).clip(0, longest)
+    lengths = np.broadcast_to(lengths, (batch,))
+    if (lengths > longest).any() or (lengths < 0).any():
         raise refuse(name, lengths.tolist(), f"must not exceed {longest}, nor be below 0", Code.INNER_TILING)
     return lengths.astype(np.int32)
 

@@ -3,11 +3,10 @@
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-import numpy as np
 
 from ascend_jax.ops import kv_cache
 from ascend_jax.ops.attention_inference_checks import check_head_dims, lengths_of
-from ascend_jax.ops.attention_layout import refuse, to_heads_first
+from ascend_jax.ops.attention_layout import one_integer, refuse, to_heads_first
 
 __all__ = ["CacheFields", "keys_of", "pool_lengths", "with_rope"]
 
@@ -115,7 +114,7 @@ def _with_prefix(k: Any, v: Any, lengths: Any, fields: CacheFields, heads: int, 
     names = ("key_shared_prefix", "value_shared_prefix")
     pair = [to_heads_first(name, x, source, heads) for name, x in zip(names, prefix, strict=True)]
     given = fields.actual_shared_prefix_len
-    count = pair[0].shape[2] if given is None else int(np.asarray(given).ravel()[0])
+    count = pair[0].shape[2] if given is None else one_integer("actual_shared_prefix_len", given)
     if not 0 <= count <= pair[0].shape[2] or pair[0].shape[0] != 1 or pair[0].shape[:3] != pair[1].shape[:3]:
         shapes = f"{[list(x.shape) for x in pair]}, {count}"
         raise refuse("key_shared_prefix, actual_shared_prefix_len", shapes, "must be [1, N, Sp, D], at most Sp in use")

@@ -9,7 +9,16 @@ import numpy as np
 
 from ascend_jax.runtime.codes import Code, ParameterError
 
-__all__ = ["LAYOUTS", "check_numbers", "from_heads_first", "refuse", "sequence_lengths", "to_heads_first"]
+__all__ = [
+    "LAYOUTS",
+    "check_numbers",
+    "from_heads_first",
+    "host_integers",
+    "one_integer",
+    "refuse",
+    "sequence_lengths",
+    "to_heads_first",
+]
 
 LAYOUTS = {"BSH": 3, "SBH": 3, "BNSD": 4, "BSND": 4, "TND": 3}  # rank
 
@@ -79,6 +88,34 @@ def check_numbers(name: str, given: object) -> None:
         raise refuse(name, given, "must be integers, not truth values")
 
 
+def host_integers(name: str, given: object) -> list[int]:
+    """Return host integers as a list.
+
+    Raises:
+      ParameterError: 161002 for truth values; 561002 for numbers that are no integers.
+
+    >>> host_integers("prefix", np.array([4, 5]))
+    [4, 5]
+    """
+    check_numbers(name, given)
+    numbers = np.asarray(given).ravel()
+    if numbers.size and not np.issubdtype(numbers.dtype, np.integer):
+        raise refuse(name, numbers.tolist(), "must be integers", Code.INNER_TILING)
+    return [int(n) for n in numbers]
+
+
+def one_integer(name: str, given: object) -> int:
+    """Return a host integer, or the only entry of a list.
+
+    Raises:
+      ParameterError: As :func:`host_integers`, and 161002 for a list of none or several.
+    """
+    numbers = host_integers(name, given)
+    if len(numbers) != 1:
+        raise refuse(name, given, "must be one integer, or a list of one")
+    return numbers[0]
+
+
 def sequence_lengths(name: str, ends: object, total: int, *, is_exact: bool = False) -> list[int]:
     """Return the lengths of packed sequences from their cumulative ends; trailing zeros drop sequences.
 
@@ -95,13 +132,10 @@ def sequence_lengths(name: str, ends: object, total: int, *, is_exact: bool = Fa
     >>> sequence_lengths("actual_seq_qlen", [2, 2, 5, 0], 6)
     [2, 0, 3, 0]
     """
-    given = np.asarray(ends).ravel()
-    if total and not given.size:
+    values = host_integers(name, ends)
+    count = len(values)
+    if total and not values:
         raise refuse(name, [], f"must have an entry for each sequence of the T = {total} rows")
-    check_numbers(name, ends)
-    if given.size and not np.issubdtype(given.dtype, np.integer):
-        raise refuse(name, given.tolist(), "must be integers", Code.INNER_TILING)
-    values = [int(end) for end in given]
     while values and values[-1] == 0:
         values.pop()
     lengths = [end - before for before, end in zip([0, *values], values, strict=False)]
@@ -112,4 +146,4 @@ def sequence_lengths(name: str, ends: object, total: int, *, is_exact: bool = Fa
         raise refuse(name, values, f"the last end {last} must equal T = {total}", Code.INNER_TILING)
     if values and values[-1] > total:
         raise refuse(name, values, f"the last end must not exceed T = {total}", Code.INNER_TILING)
-    return lengths + [0] * (np.asarray(ends).size - len(lengths))
+    return lengths + [0] * (count - len(lengths))

@@ -107,7 +107,7 @@ _STATISTICS = ("attn_out", "softmax_max", "softmax_sum")
 
 ATTENTION_OPERATORS = {
     "FlashAttentionScore": AttentionOperator(
-        _score, plan_score, _QKV, ("atten_mask", "pse", "drop_mask", "sink"),
+        _score, plan_score, _QKV, ("atten_mask", "pse", "drop_mask", "sink", "query_rope", "key_rope"),
         ("attention_out", "softmax_max", "softmax_sum"),
         defaults={
             "head_num": None, "sparse_mode": None, "input_layout": "BNSD", "pse_type": 1, "keep_prob": 1.0,
@@ -235,7 +235,8 @@ def first_phase(
         if name in entry.optional and name not in _HOST_TOO and given is not None and name not in inputs:
             raise refuse(name, type(given).__name__, "must be a tensor; see ascend_jax.tensor")
     wanted = {name: each for name, each in outputs.items() if each is not None}
-    kept = {name: _frozen(each) for name, each in everything.items() if name not in inputs and each is not None}
+    kept = {name: each for name, each in everything.items() if name not in inputs and each is not None}
+    kept = {name: each if name in entry.scalars else _frozen(each) for name, each in kept.items()}
     if entry.defaults:
         for name in kept:
             if name not in (*entry.defaults, *entry.scalars):
@@ -252,5 +253,5 @@ def first_phase(
 
 def _frozen(given: Any) -> Any:
     """Make a list hashable. What it holds stays as it is: the call on arrays refuses what is no integer."""
-    given = given.ravel().tolist() if isinstance(given, np.ndarray) else given
+    given = np.asarray(given).ravel().tolist() if isinstance(given, np.ndarray | jax.Array) else given
     return tuple(given) if isinstance(given, list | tuple) else given

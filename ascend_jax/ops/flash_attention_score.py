@@ -94,7 +94,8 @@ def flash_attention_score_get_workspace_size(
       core_limit: Most cube cores that the launch may use (``aclrtSetStreamResLimit``).
       site: Call site, filled in by the runtime.
       **attributes: prefix, actual_seq_qlen, actual_seq_kvlen, q_start_idx, kv_start_idx, keep_prob, pre_tokens,
-        next_tokens, inner_precise, pse_type, softmax_layout, seed, offset; host values with CANN's defaults.
+        next_tokens, inner_precise, pse_type, softmax_layout, seed, offset; host values with CANN's defaults. Also the
+        tensors query_rope and key_rope.
 
     Returns:
       The card, the workspace size in bytes (int32) and the executor for ``launch``. Status 561002 if no tile fits.
@@ -110,7 +111,7 @@ def flash_attention_score_get_workspace_size(
     outputs = {"attention_out": attention_out, "softmax_max": softmax_max, "softmax_sum": softmax_sum}
     attributes |= {"atten_mask": atten_mask, "pse": pse, "drop_mask": drop_mask, "sink": sink}
     attributes |= {"head_num": head_num, "input_layout": input_layout, "scale_value": scale_value}
-    attributes["sparse_mode"] = int(SparseMode.NO_MASK if atten_mask is None else sparse_mode)
+    attributes["sparse_mode"] = 0 if atten_mask is None else sparse_mode
     return first_phase(card, NAME, tensors, outputs, attributes, core_limit, site)
 
 

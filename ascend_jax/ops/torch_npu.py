@@ -143,8 +143,7 @@ def npu_fusion_attention_v2(
     >>> npu_fusion_attention_v2(q, q, q, 2, "BSH", pse=jnp.ones(2), pse_type=2)[2][0, 0, 0, 0] < 2
     Array(True, dtype=bool)
     """
-    starts = (0 if x is None else int(np.asarray(x).ravel()[0]) for x in (q_start_idx, kv_start_idx))
-    first, second = starts
+    first, second = (0 if x is None else x for x in (q_start_idx, kv_start_idx))
     return _fusion(
         query, key, value, head_num, input_layout, scale_value=scale, pse_type=pse_type, q_start_idx=first,
         kv_start_idx=second, drop_mask=dropout_mask, seed=seed, offset=offset, **attributes,

@@ -68,6 +68,15 @@ def test_keys_that_nobody_sees_change_nothing(garbage):
     assert np.abs(np.asarray(lse)[0] - wanted_lse).max() <= 4e-6
 
 
+def test_keys_with_a_common_mean_are_as_exact_as_their_scores():
+    """It is in every score of a row: what is taken off follows how far they spread, not how large they are."""
+    q, k, v = operands(1)
+    k += 30
+    sink = np.full(N, -1e30, np.float32)
+    out, _ = attention(q, k, v, np.array([S]), sink)
+    assert error(out, reference(q, k, v, S, sink)[0]) <= 2e-5
+
+
 @pytest.mark.parametrize("size", [1e4, 1e18, 3e38])
 def test_huge_keys_that_are_seen_stay_what_they_are(size):
     q, k, v = operands(1)

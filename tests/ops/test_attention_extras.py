@@ -172,9 +172,13 @@ def test_lengths_that_broke_others(kv_len):
     assert np.abs(np.asarray(out).swapaxes(1, 2) - expected).max() <= 1e-6 * np.abs(expected).max()
 
 
-def test_two_phase_call_of_a_packed_batch_on_a_card():
-    arrays = [*draw((11, N, D), (13, N, D), (13, N, D)), COMPRESSED]
-    expected = flash_attention_score(*arrays[:3], atten_mask=COMPRESSED, sparse_mode=3, scale_value=0.5, **ENDS)
+@pytest.mark.parametrize("has_rope", [False, True])
+def test_two_phase_call_of_a_packed_batch_on_a_card(has_rope):
+    *arrays, q_rope, k_rope = draw((11, N, D), (13, N, D), (13, N, D), (11, N, 4), (13, N, 4))
+    ropes = {"query_rope": q_rope, "key_rope": k_rope} if has_rope else {}
+    arrays = [*arrays, COMPRESSED, *ropes.values()]
+    options = {"sparse_mode": 3, "scale_value": 0.5, **ENDS}
+    expected = flash_attention_score(*arrays[:3], atten_mask=COMPRESSED, **options, **ropes)
     card = aj.init(aj.chip("Ascend910B2"), hbm_backing_bytes=8 << 20, max_streams=1, max_events=1, max_commands=8)
     tensors = []
     for x in (*arrays, expected.attention_out, expected.softmax_max, expected.softmax_sum):
@@ -182,19 +186,18 @@ def test_two_phase_call_of_a_packed_batch_on_a_card():
         tensors.append(aj.tensor(pointer, x.shape, x.dtype))
     for x, tensor in zip(arrays, tensors, strict=False):
         card = aj.upload(card, tensor.pointer, x)
-    names = dict(zip(("attention_out", "softmax_max", "softmax_sum"), tensors[4:], strict=True))
+    names = ("atten_mask", *ropes, "attention_out", "softmax_max", "softmax_sum")
     first_phase = aj.ops.flash_attention_score_get_workspace_size
-    options = {**names, "atten_mask": tensors[3], "scale_value": 0.5}
+    options |= dict(zip(names, tensors[3:], strict=True))
     for ends, code in (([5, 12], 561002), ([5.5, 12], 561002), ([], 161002), ([True, 12], 161002)):
         with pytest.raises(aj.ParameterError, match="actual_seq_qlen") as refusal:
-            first_phase(card, *tensors[:3], **options, sparse_mode=3, **{**ENDS, "actual_seq_qlen": ends})
+            first_phase(card, *tensors[:3], **{**options, "actual_seq_qlen": ends})
         assert refusal.value.code == code
-    card, workspace, executor = first_phase(card, *tensors[:3], **options, sparse_mode=3, **ENDS)
+    card, workspace, executor = first_phase(card, *tensors[:3], **options)
     card, pointer = aj.malloc(card, workspace)
     card = aj.synchronize_stream(aj.launch(card, executor, pointer, 0), 0)
-    for want, tensor in zip(
-        (expected.attention_out, expected.softmax_max, expected.softmax_sum), tensors[4:], strict=True
-    ):
+    for name, tensor in zip(names[-3:], tensors[-3:], strict=True):
+        want = getattr(expected, name)
         card, got = aj.download(card, tensor.pointer, tensor.shape, tensor.dtype)
         np.testing.assert_allclose(got, want, atol=1e-6)
     aj.raise_if_error(card)

@@ -113,6 +113,17 @@ def test_decoding_reads_the_pages_where_they_are(dtype):
     np.testing.assert_allclose(got, wanted, atol=1e-6 if dtype == "float32" else 2e-3)
 
 
+@pytest.mark.parametrize("is_paged", [False, True])
+def test_traced_lengths_past_the_end_reach_to_the_end(is_paged):
+    """Keys that only pad a tile, or a page that the table does not name, take no part."""
+    q, k, v = (jnp.asarray(x) for x in draw((1, 1, N * D), (3, 48, K * D), (3, 48, K * D)))
+    given = {"block_table": jnp.array([[2, 1]]), "block_size": 48} if is_paged else {}
+    k, v = (k, v) if is_paged else (k[:1, :40], v[:1, :40])
+    run = jax.jit(lambda n: fused_infer_attention_score(q, k, v, actual_seq_lengths_kv=n, **given, **HEADS)[0])
+    end = 96 if is_paged else 40
+    np.testing.assert_array_equal(run(jnp.array([end + 7])), run(jnp.array([end])))
+
+
 def test_a_traced_table_never_reads_past_the_smaller_pool():
     q, k, v = (jnp.asarray(x) for x in draw((1, 1, N * D), (3, 16, K * D), (2, 16, K * D)))
     run = jax.jit(

@@ -195,6 +195,21 @@ def test_narrowing_rounds_as_the_conversion_does():
     assert np.isnan(wanted).any() and narrowed(jnp.float32(1.5), jnp.float16).dtype == jnp.float16
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_gradient_of_a_short_call_can_be_differentiated(dtype):
+    """Without loops it is plain arithmetic; also where it rounds by integers, and for a query row of zeros."""
+    q, k, v = (jnp.swapaxes(x, 1, 2) for x in operands(12, 300, dims=(8, 8), dtype=dtype))
+    q = q.at[0, 3].set(0)
+
+    def along_ones(attention):
+        loss = lambda q: jnp.square(attention(q, k, v).astype(jnp.float32)).sum()  # noqa: E731
+        return np.asarray(jax.jvp(jax.grad(loss), (q,), (jnp.ones_like(q),))[1], np.float32)
+
+    wanted = along_ones(aj.ops.plain_attention)
+    tolerance = (1e-6 if dtype == "float32" else 2e-2) * np.abs(wanted).max()
+    assert_allclose(along_ones(aj.flash_attention), wanted, atol=tolerance)
+
+
 def test_float64_stays_float64():
     with jax.enable_x64(True):
         q, k, v = operands(37, 50, heads=(2, 1), dims=(16, 8), dtype="float64")

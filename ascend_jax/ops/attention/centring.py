@@ -1,4 +1,4 @@
-"""Centred products: scores come out less a number per row, and each rounds as if it were a quarter of its size.
+"""Centred products: scores come out less a number per row, so that the large ones round less.
 
 A product ``q_i . k_j`` in float32 is a chain of D additions, and each rounds in proportion to the sum so far. The
 scores that matter are the large ones, a few standard deviations above 0, so their chains climb steadily, and their
@@ -9,6 +9,7 @@ large score swing around 0 instead of climbing. It costs two columns of D.
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 __all__ = ["centred_keys", "centred_queries", "spread_of"]
 
@@ -20,14 +21,14 @@ _MOST = float(1 << 14)  # a greater shift could move the stand-ins for masked sc
 
 
 def spread_of(k: jax.Array) -> jax.Array | None:
-    """Returns the size of a typical entry of the keys ``[S, D]``, or None where centring does not pay.
+    """Returns how far entries of the keys ``[S, D]`` lie from their mean, or None where centring does not pay.
 
-    It is that of the smallest keys of a sample, 16 together: garbage in rows that nobody sees is large or not finite.
+    It is that of the closest keys of a sample, 16 together: garbage in rows that nobody sees is large or not finite.
     """
     if k.shape[0] < _FEWEST_KEYS or k.shape[1] < len(_STEPS):
         return None
-    groups = k[: k.shape[0] // _GROUP * _GROUP].reshape(-1, _GROUP * k.shape[1])[::_SAMPLED]
-    size = jnp.square(groups).mean(axis=1)
+    groups = k[: k.shape[0] // _GROUP * _GROUP].reshape(-1, _GROUP, k.shape[1])[::_SAMPLED]
+    size = groups.var(axis=1, ddof=1).mean(axis=1)  # a mean of all keys is in every score of a row
     return jnp.sqrt(jnp.where(jnp.isfinite(size), size, jnp.inf).min())
 
 
@@ -44,7 +45,8 @@ def centred_queries(q: jax.Array, spread: jax.Array, visible: jax.Array) -> tupl
     From a row with few of the ``visible`` keys, int ``[R]``, nothing is taken off.
     """
     rows, dim = q.shape
-    deviation = jnp.sqrt(jnp.square(q).sum(axis=1)) * spread
+    fixed, spread = lax.stop_gradient((q, spread))  # the result does not depend on what is taken off
+    deviation = jnp.sqrt(jnp.square(fixed).sum(axis=1)) * spread
     deviation = jnp.where(visible < _FEWEST_KEYS, 0, deviation)
     deviation = jnp.where(deviation * sum(_STEPS) < _MOST, deviation, 0)  # neither where it is not finite
     halves = jnp.pad(q, ((0, 0), (0, -dim % len(_STEPS)))).reshape(rows, len(_STEPS), -1)
