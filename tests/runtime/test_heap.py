@@ -140,8 +140,9 @@ def test_a_size_is_a_whole_number(small_card, nbytes):
 @pytest.mark.parametrize("number", [0.0, 32768.5, True, np.float32(1), jnp.float32(1)])
 def test_pointers_offsets_and_policies_are_whole_numbers(small_card, number):
     calls = {
-        "pointer": [lambda: aj.free(small_card, number), lambda: aj.memset(small_card, number, 1, 64),
-                    lambda: aj.unmap_mem(small_card, number), lambda: aj.memcpy2d(small_card, 1, 8, number, 8, 8, 2)],
+        "pointer": [lambda: aj.free(small_card, number), lambda: aj.unmap_mem(small_card, number)],
+        "dst": [lambda: aj.memset(small_card, number, 1, 64)],
+        "src": [lambda: aj.memcpy2d(small_card, 1, 8, number, 8, 8, 2)],
         "offset": [lambda: aj.memset(small_card, 1, 1, 64, dst_offset=number)],
         "policy": [lambda: aj.malloc(small_card, 64, number)],
     }  # fmt: skip
