@@ -43,7 +43,8 @@ class Goal(NamedTuple):
     timeout_hi: Number = FOREVER_HI  # how long to wait at most
     timeout_lo: Number = 0
     context: Number = NONE  # slot of a context whose streams must be empty
-    is_look: Number = 0  # 1: nothing is waited for, the device is simulated up to where the host stands
+    is_look: Number = 0  # 1: nothing is waited for, the device is simulated up to where the host stands;
+    stays: Number = 0  # 1: or not even that
 
 
 class Ending(NamedTuple):
@@ -103,12 +104,14 @@ def _prepare(card: CardState, goal: Goal, fields: jax.Array) -> _Lane:
     """Lay a card out as the one lane of a run, given its commands as the engine is to see them."""
     has_goal = jnp.asarray(goal.is_look) == 0
     host = Instant(card.clock[Clock.HOST_HI], card.clock[Clock.HOST_LO])
+    device = Instant(card.clock[Clock.DEVICE_HI], card.clock[Clock.DEVICE_LO])
     timeout = Instant(jnp.asarray(goal.timeout_hi, jnp.int32), jnp.asarray(goal.timeout_lo, jnp.int32))
     is_endless = timeout.hi >= FOREVER_HI
     until = clock.plus(host, Instant(jnp.where(is_endless, 0, timeout.hi), timeout.lo))
+    stays = jnp.asarray(goal.stays) == 1
     limit = Instant(
-        jnp.where(has_goal, jnp.where(is_endless, FOREVER_HI, until.hi), host.hi),
-        jnp.where(has_goal, until.lo, host.lo),
+        jnp.where(has_goal, jnp.where(is_endless, FOREVER_HI, until.hi), jnp.where(stays, device.hi, host.hi)),
+        jnp.where(has_goal, until.lo, jnp.where(stays, device.lo, host.lo)),
     )
     return _Lane(orders_of(fields), *_enter(card, goal, has_goal, limit))
 

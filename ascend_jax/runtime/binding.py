@@ -36,10 +36,12 @@ class Binding(NamedTuple):
     code: jax.Array  # why the card cannot run it, or 0
 
 
-def has_value_marks(program: Program) -> bool | None:
-    """Return whether a program writes or waits for values; None while it is traced."""
-    fields = concrete(program.fields)  # as a whole: under ``jit`` a part of a constant would be traced
-    return None if fields is None else bool((fields[..., Field.KIND, None] == VALUE_MARKS).any())
+def has_value_marks(program: Program) -> bool | jax.Array:
+    """Return whether a program writes or waits for values, a traced boolean while the program is traced."""
+    known = concrete(program.fields)  # as a whole: under ``jit`` a part of a constant would be traced
+    kind = (program.fields if known is None else known)[..., Field.KIND]
+    found = ((kind == VALUE_MARKS[0]) | (kind == VALUE_MARKS[1])).any()
+    return found if known is None else bool(found)
 
 
 def bind(card: CardState, program: Program, slots: jax.Array, sequence: jax.Array, has_values: bool) -> Binding:

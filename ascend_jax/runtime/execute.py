@@ -232,7 +232,7 @@ def execute_program(card: CardState, program: Program, stream: Number, *, site: 
     now, as if it were queued now.
 
     Under ``jit`` the program is one argument like others; pad programs to one number of rows to share a compilation. If
-    its commands are traced too, its waits for values see memory as the latest synchronization or query has left it.
+    its commands are traced too, each execution compiles the simulation of what went before it.
 
     Returns:
       The card. Status 107002 and 107003 as every stream call, 107027 while the stream is captured, 107015 for a program
@@ -264,6 +264,6 @@ def execute_program(card: CardState, program: Program, stream: Number, *, site: 
     plain = dataclasses.replace(program, kernels=()).padded(max(program.rows, 1))
     card = _make_room(card, plain)
     has_values = has_value_marks(program)
-    if has_values:
-        card = look(card, site)  # memory as it is now
+    if has_values is not False:
+        card = look(card, site, has_values)  # memory as it is now
     return _append(card, plain, np.array(numbers or [NONE], np.int32), stream, site, has_values=has_values is not False)

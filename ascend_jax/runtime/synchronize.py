@@ -87,10 +87,11 @@ def settle(card: CardState, goal: Goal, site: Site, expired: Number = Code.RT_ST
     return _report(card, goal, ending, expired, site)
 
 
-def look(card: CardState, site: Site) -> CardState:
-    """Simulate the device up to where the host stands."""
+def look(card: CardState, site: Site, is_wanted: jax.Array | bool = True) -> CardState:
+    """Simulate the device up to where the host stands, if that is wanted."""
     del site
-    return reach(card, Goal(is_look=1))[0]
+    stays = 1 - jnp.asarray(is_wanted, jnp.int32) if isinstance(is_wanted, jax.Array) else int(not is_wanted)
+    return reach(card, Goal(is_look=1, stays=stays))[0]
 
 
 @stage(static=("ahead",))

@@ -50,6 +50,18 @@ def test_a_program_that_compiled_code_knows_looks_at_memory_as_it_does_eagerly(m
     assert code(ran) == code(run(card, program)) == 0
 
 
+def test_programs_that_are_arguments_look_at_memory_as_it_is(made):
+    card, program = waiting(*made)
+
+    def fill_and_run(card, program):
+        card = aj.host_work(aj.memset_async(card, made[1], 1, 1, 2), 1e6)  # over before the program begins
+        return run(card, program)
+
+    programs = jax.tree.map(lambda leaf: leaf[None], program)
+    lanes = jax.jit(jax.vmap(fill_and_run, (None, 0)), compiler_options=aj.QUICK_TO_COMPILE)(card, programs)
+    assert aj.last_code(lanes).tolist() == [code(fill_and_run(card, program))] == [0]
+
+
 def test_a_fill_that_is_still_queued_counts_once_it_has_run(made):
     """The execution looks at memory when the host makes the call; then only value_write changes what it waits for."""
     card, program = waiting(*made)
