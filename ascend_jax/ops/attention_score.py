@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ascend_jax.ops.attention.backward import row_dtype
 from ascend_jax.ops.attention.kernel import FLT_MAX, attend, compiled_backward, fit_planes, hide_rows
+from ascend_jax.ops.attention.products import row_dtype
 from ascend_jax.ops.attention_call import AttentionCall, prepare_call
 from ascend_jax.ops.attention_geometry import Geometry
 from ascend_jax.ops.attention_layout import from_heads_first, refuse, to_heads_first

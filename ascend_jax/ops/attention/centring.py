@@ -32,11 +32,9 @@ def spread_of(k: jax.Array) -> jax.Array | None:
     return jnp.sqrt(jnp.where(jnp.isfinite(size), size, jnp.inf).min())
 
 
-def centred_keys(columns: jax.Array) -> jax.Array:
-    """Weaves the columns of ones into keys in columns ``[tiles, D, C]``: ``[tiles, D + 2, C]``, D up to even."""
-    tiles, dim, width = columns.shape
-    halves = jnp.pad(columns, ((0, 0), (0, -dim % len(_STEPS)), (0, 0))).reshape(tiles, len(_STEPS), -1, width)
-    return jnp.pad(halves, ((0, 0), (0, 0), (1, 0), (0, 0)), constant_values=1).reshape(tiles, -1, width)
+def centred_keys(k: jax.Array) -> jax.Array:
+    """Weaves columns of ones into keys ``[S, D]``: ``[S, D + 2]``."""
+    return _woven(k, [jnp.ones((k.shape[0], 1), k.dtype)] * len(_STEPS))
 
 
 def centred_queries(q: jax.Array, spread: jax.Array, visible: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -44,13 +42,14 @@ def centred_queries(q: jax.Array, spread: jax.Array, visible: jax.Array) -> tupl
 
     From a row with few of the ``visible`` keys, int ``[R]``, nothing is taken off.
     """
-    rows, dim = q.shape
     fixed, spread = lax.stop_gradient((q, spread))  # the result does not depend on what is taken off
     deviation = jnp.sqrt(jnp.square(fixed).sum(axis=1)) * spread
     deviation = jnp.where(visible < _FEWEST_KEYS, 0, deviation)
     deviation = jnp.where(deviation * sum(_STEPS) < _MOST, deviation, 0)  # neither where it is not finite
-    halves = jnp.pad(q, ((0, 0), (0, -dim % len(_STEPS)))).reshape(rows, len(_STEPS), -1)
-    off = -deviation[:, None] * jnp.asarray(_STEPS, q.dtype)[None, :]
-    # not a concatenation, of which XLA:CPU moves one number at a time
-    woven = jnp.zeros((rows, len(_STEPS), halves.shape[2] + 1), q.dtype).at[:, :, 0].set(off).at[:, :, 1:].set(halves)
-    return woven.reshape(rows, -1), sum(_STEPS) * deviation
+    return _woven(q, [-deviation[:, None] * step for step in _STEPS]), sum(_STEPS) * deviation
+
+
+def _woven(x: jax.Array, columns: list[jax.Array]) -> jax.Array:
+    """Puts one of two columns before each half of the last axis."""
+    first, second = jnp.split(x, [(x.shape[1] + 1) // 2], axis=1)
+    return jnp.concatenate([columns[0], first, columns[1], second], axis=1)

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ascend_jax.ops.attention.backward import backward, row_dtype
+from ascend_jax.ops.attention.backward import backward
 from ascend_jax.ops.attention.host_tile import host_tiles
 from ascend_jax.ops.attention.online_softmax import forward
+from ascend_jax.ops.attention.products import row_dtype
 from ascend_jax.ops.attention.scoring import Options, Scoring, fit_to_tile
 from ascend_jax.ops.attention.visibility import Visibility
 from ascend_jax.runtime.loop import varying_together

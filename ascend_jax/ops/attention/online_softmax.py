@@ -20,7 +20,7 @@ from jax import lax
 
 from ascend_jax.ops.attention.centring import centred_keys, centred_queries, spread_of
 from ascend_jax.ops.attention.dropout import PHILOX_COLUMNS
-from ascend_jax.ops.attention.products import dot, operand, pad_rows, round_to, tile_columns, upcast
+from ascend_jax.ops.attention.products import dot, operand, pad_rows, round_to, row_dtype, rows_first, scaled, upcast
 from ascend_jax.ops.attention.scoring import (
     Lines,
     Options,
@@ -36,7 +36,7 @@ from ascend_jax.ops.attention.scoring import (
 )
 from ascend_jax.runtime.loop import varying_together
 
-__all__ = ["RowState", "absorb", "forward"]
+__all__ = ["Call", "KeyHead", "QueryTile", "RowState", "absorb", "forward", "make_call", "mask_scores"]
 
 _CHAIN = 256  # columns of weights that one product adds up, a multiple of PHILOX_COLUMNS
 
@@ -76,80 +76,161 @@ def forward(
         out ``[B, N, Sq, Dv]`` in the dtype of q, row_max and row_sum ``[B, N, Sq]`` in the accumulator dtype. A row
         that saw nothing has out 0, row_max lowest and row_sum 0.
     """
-    batch, heads, q_len, dim = q.shape
-    kv_heads, kv_len, value_dim = v.shape[1:]
-    group = heads // kv_heads
-    runs = tile_runs(scoring, options)
+    q_rows, k_rows, v_rows = (rows_first(x) for x in (q, k, v))
+    q_rows = pad_rows(q_rows, options.tile[0], axis=1)
+    call = make_call(q, k, scoring, options, bias, sink, scale)
+    is_centred = not options.is_narrow and not options.sees_score
 
-    def kv_head(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        index, q_group, k_rows, v_rows = operands
-        is_clean = jnp.isfinite(v_rows).all()
-        k_padded, v_padded = (pad_rows(operand(x, options), options.tile[1]) for x in (k_rows, v_rows))
-        spread = None if options.is_narrow or options.sees_score else spread_of(upcast(k_rows))
-        k_columns = tile_columns(k_padded, options.tile[1])
-        k_columns = k_columns if spread is None else centred_keys(k_columns)
+    # One 2-D product per tile: batched products are slower on XLA:CPU, and what a head needs stays in the cache.
+    def key_head(at: KeyHead, results: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        # XLA:CPU is slow where it weaves or cleans rows that lie apart: first they are brought together
+        keys, values = lax.optimization_barrier(tuple(operand(at.rows_of(x), options) for x in (k_rows, v_rows)))
+        spread = spread_of(keys) if is_centred else None
+        keys = keys if spread is None else centred_keys(keys)
+        is_clean = jnp.isfinite(values).all()
+        keys, values = (pad_rows(x, options.tile[1]) for x in (keys, values))
+        # a hidden NaN would leak into the product as 0 * NaN
+        keys, clean = lax.optimization_barrier((keys, jnp.where(jnp.isfinite(values), values, 0)))
 
-        def q_head(operands: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
-            offset, q_rows = operands
-            q_padded = pad_rows(operand(q_rows, options), options.tile[0])
-            head = index % kv_heads * group + offset
-            at = Head(index // kv_heads, head, scoring, options, bias, sink, scale, runs, k_columns.shape[0])
-            out, row_max, row_sum = _q_tiles(at, q_padded, k_columns, v_padded, is_clean, spread)
-            return out[:q_len].astype(q.dtype), row_max[:q_len], row_sum[:q_len]
+        def query_tile(at: QueryTile, results: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            rows, shift, lines = scaled(operand(at.rows_of(q_rows), options), scale), None, at.lines()
+            if spread is not None:
+                rows, shift = centred_queries(rows, spread, lines.high - lines.low)
+            state = _walk_keys(at, lines, rows, shift, keys, clean)
+            out = state.acc / jnp.where(state.row_sum > 0, state.row_sum, 1)[:, None]
+            out = lax.cond(is_clean, lambda x: x, lambda x: x + _strays(at, lines, values), out)
+            row_max = state.row_max if shift is None else state.row_max + shift
+            return at.put_rows(results[0], out), *map(at.put_line, results[1:], (row_max, state.row_sum))
 
-        return lax.map(q_head, (jnp.arange(group), q_group))
+        return at.for_query_tiles(query_tile, results)
 
-    # One 2-D product per head: batched products are slower on XLA:CPU, and a head's tiles stay in cache.
-    operands = (
-        jnp.arange(batch * kv_heads),
-        q.reshape(batch * kv_heads, group, q_len, dim),
-        k.reshape(batch * kv_heads, kv_len, dim),
-        v.reshape(batch * kv_heads, kv_len, value_dim),
-    )
-    out, row_max, row_sum = lax.map(kv_head, operands)
-    rows = (batch, heads, q_len)
-    return out.reshape(*rows, value_dim), row_max.reshape(rows), row_sum.reshape(rows)
+    lines = jnp.zeros((*q.shape[:2], q_rows.shape[1]), row_dtype(q))
+    out = jnp.zeros((*q_rows.shape[:3], v.shape[3]), q.dtype)
+    out, *lines = call.for_key_heads(key_head, varying_together(q, (out, lines, lines))[1])
+    return rows_first(out[:, : q.shape[2]]), *(x[:, :, : q.shape[2]] for x in lines)
 
 
-class Head(NamedTuple):
-    """One query head of one batch row, and what makes its scores."""
+class Call(NamedTuple):
+    """What makes the scores of one call, and its loops. Arrays ``[B, S, N, ...]`` are padded to whole tiles."""
 
-    batch: jax.Array
-    head: jax.Array
     scoring: Scoring
     options: Options
     bias: jax.Array | None
     sink: jax.Array | None
     scale: jax.Array
     runs: TileRuns
-    kv_tiles: int  # static
+    batch: int  # static, as those below
+    kv_heads: int
+    group: int  # query heads that share a key head
+    q_tiles: int
+    kv_tiles: int
 
-    def lines(self, q_index: Any) -> Lines:
-        """Returns what the scoring says of the rows of a query tile."""
-        rows = self.options.tile[0]
-        return lines_of(self.scoring, self.batch, q_index * rows, rows)
+    def for_key_heads(self, body: Callable[["KeyHead", Any], Any], state: Any) -> Any:
+        """Runs ``body`` for the key heads of all batch rows."""
 
-    def spot(self, q_index: Any, kv_index: Any, lines: Lines) -> Spot:
-        """Returns a tile by its place in the grid."""
-        rows, cols = self.options.tile
+        def one(n: jax.Array, state: Any) -> Any:
+            return body(KeyHead(self, n // self.kv_heads, n % self.kv_heads), state)
+
+        return lax.fori_loop(0, self.batch * self.kv_heads, one, state)
+
+
+def make_call(
+    q: jax.Array, k: jax.Array, scoring: Scoring, options: Options, bias: Any, sink: Any, scale: jax.Array
+) -> Call:
+    """Returns the call of queries ``[B, N, Sq, D]`` and keys ``[B, Nkv, Skv, D]``."""
+    batch, kv_heads, kv_len, _ = k.shape
+    q_tiles, kv_tiles = (max(1, -(-n // size)) for n, size in zip((q.shape[2], kv_len), options.tile, strict=True))
+    runs = tile_runs(scoring, options)
+    return Call(scoring, options, bias, sink, scale, runs, batch, kv_heads, q.shape[1] // kv_heads, q_tiles, kv_tiles)
+
+
+class KeyHead(NamedTuple):
+    """One key head of one batch row: int32 scalars."""
+
+    call: Call
+    batch: jax.Array
+    index: jax.Array
+
+    def rows_of(self, x: jax.Array) -> jax.Array:
+        """Returns its rows ``[S, D]`` of ``[B, S, Nkv, D]``."""
+        return lax.dynamic_slice(x, (self.batch, 0, self.index, 0), (1, x.shape[1], 1, x.shape[3]))[0, :, 0]
+
+    def put_rows(self, x: jax.Array, rows: jax.Array) -> jax.Array:
+        """Returns ``[B, S, Nkv, D]`` with its rows replaced."""
+        return lax.dynamic_update_slice(x, rows.astype(x.dtype)[None, :, None], (self.batch, 0, self.index, 0))
+
+    def for_query_tiles(self, body: Callable[["QueryTile", Any], Any], state: Any) -> Any:
+        """Runs ``body`` for the query tiles of the heads that use it."""
+        tiles, group = self.call.q_tiles, self.call.group
+
+        def one(n: jax.Array, state: Any) -> Any:
+            return body(QueryTile(self.call, self.batch, self.index * group + n // tiles, n % tiles), state)
+
+        return lax.fori_loop(0, group * tiles, one, state)
+
+
+class QueryTile(NamedTuple):
+    """One query tile of one head of one batch row: int32 scalars."""
+
+    call: Call
+    batch: jax.Array
+    head: jax.Array
+    index: jax.Array
+
+    @property
+    def row0(self) -> jax.Array:
+        """Number of its first row."""
+        return self.index * self.call.options.tile[0]
+
+    def rows_of(self, x: jax.Array) -> jax.Array:
+        """Returns its rows ``[rows, D]`` of ``[B, Sq, N, D]``."""
+        size = (1, self.call.options.tile[0], 1, x.shape[3])
+        return lax.dynamic_slice(x, (self.batch, self.row0, self.head, 0), size)[0, :, 0]
+
+    def put_rows(self, x: jax.Array, rows: jax.Array) -> jax.Array:
+        """Returns ``[B, Sq, N, D]`` with its rows replaced."""
+        return lax.dynamic_update_slice(x, rows.astype(x.dtype)[None, :, None], (self.batch, self.row0, self.head, 0))
+
+    def line_of(self, x: jax.Array) -> jax.Array:
+        """Returns its numbers ``[rows]`` of ``[B, N, Sq]``."""
+        return lax.dynamic_slice(x, (self.batch, self.head, self.row0), (1, 1, self.call.options.tile[0]))[0, 0]
+
+    def put_line(self, x: jax.Array, line: jax.Array) -> jax.Array:
+        """Returns ``[B, N, Sq]`` with its numbers replaced."""
+        return lax.dynamic_update_slice(x, line[None, None], (self.batch, self.head, self.row0))
+
+    def keys_of(self, x: jax.Array, kv_index: Any) -> jax.Array:
+        """Returns a key tile ``[cols, D]`` of the rows ``[Skv, D]`` of a key head."""
+        size = self.call.options.tile[1]
+        return lax.dynamic_slice_in_dim(x, kv_index * size, size)
+
+    def lines(self) -> Lines:
+        """Returns what the scoring says of the rows."""
+        return lines_of(self.call.scoring, self.batch, self.row0, self.call.options.tile[0])
+
+    def spot(self, kv_index: Any, lines: Lines) -> Spot:
+        """Returns the tile of scores with a key tile."""
+        rows, cols = self.call.options.tile
         is_aligned = cols % PHILOX_COLUMNS == 0
-        return Spot(self.batch, self.head, q_index * rows, kv_index * cols, rows, cols, lines, is_aligned)
+        return Spot(self.batch, self.head, self.row0, kv_index * cols, rows, cols, lines, is_aligned)
 
-    def scores(self, q: jax.Array, k_columns: jax.Array, spot: Spot) -> jax.Array:
-        """Returns the scores of a tile of queries ``[rows, D]``, scaled already, and keys ``[D, cols]``."""
-        products = dot(q, k_columns, self.options)
-        return tile_scores(products, spot, self.scoring, self.options, self.bias, self.scale)
+    def scores(self, q: jax.Array, k: jax.Array, spot: Spot) -> jax.Array:
+        """Returns the scores of queries ``[rows, D]``, scaled already, and keys ``[cols, D]``."""
+        call = self.call
+        return tile_scores(dot(q, k.T, call.options), spot, call.scoring, call.options, call.bias, call.scale)
 
-    def walk(self, q_index: jax.Array, step: Callable[[Any, Any, bool], Any], state: Any) -> Any:
-        """Runs ``step(kv tile, state, is_masked)`` over the live key tiles of a query tile."""
-        if self.kv_tiles == 1:
+    def walk(self, step: Callable[[Any, Any, bool], Any], state: Any) -> Any:
+        """Runs ``step(kv tile, state, is_masked)`` over the live key tiles."""
+        runs = self.call.runs
+        if self.call.kv_tiles == 1:
             return step(0, state, True)  # no loops: a small call compiles in a fraction of the time
-        if self.runs.live is not None:
-            order, counts = self.runs.live
+        if runs.live is not None:
+            order, counts = runs.live
             of = tuple(index if n > 1 else 0 for n, index in zip(order.shape, (self.batch, self.head), strict=False))
-            return lax.fori_loop(0, counts[*of, q_index], lambda n, x: step(order[*of, q_index, n], x, True), state)
-        at = self.batch if self.runs.start.shape[0] > 1 else 0
-        start, full, part, end = (x[at, q_index] for x in self.runs[:4])
+            count = counts[*of, self.index]
+            return lax.fori_loop(0, count, lambda n, x: step(order[*of, self.index, n], x, True), state)
+        at = self.batch if runs.start.shape[0] > 1 else 0
+        start, full, part, end = (x[at, self.index] for x in runs[:4])
         state = lax.fori_loop(full, part, lambda j, x: step(j, x, False), state)
         before = full - start  # masked tiles lie on both sides of the full ones
         return lax.fori_loop(
@@ -160,57 +241,39 @@ class Head(NamedTuple):
         )
 
 
-def _q_tiles(
-    at: Head, q: jax.Array, k_columns: jax.Array, v: jax.Array, is_clean: jax.Array, spread: jax.Array | None
-) -> tuple[jax.Array, ...]:
-    """Runs one head, one query tile after the other; operands are padded to whole tiles, keys centred by spread."""
-    q_tile, kv_tile = at.options.tile
-    kind = jnp.promote_types(q.dtype, jnp.float32)
+def _walk_keys(
+    at: QueryTile, lines: Lines, q: jax.Array, shift: jax.Array | None, keys: jax.Array, values: jax.Array
+) -> RowState:
+    """Runs the online softmax of one query tile ``[rows, D]`` over keys and values, padded to whole tiles."""
+    options, sink, kind = at.call.options, at.call.sink, row_dtype(q)
     lowest = jnp.finfo(kind).min
-    v_clean = jnp.where(jnp.isfinite(v), v, 0)  # a hidden NaN would leak into the product as 0 * NaN
+    top, weight = jnp.asarray(lowest, kind), jnp.zeros((), kind)
+    if sink is not None:
+        score = sink[at.head].astype(kind) - (0 if shift is None else shift)
+        top = jnp.maximum(score, lowest)
+        weight = jnp.exp(score - top)
+    top, weight = (jnp.broadcast_to(x, options.tile[:1]) for x in (top, weight))
+    state = RowState(top, weight, jnp.zeros((options.tile[0], values.shape[1]), kind))
 
-    q_scaled, shifts = (q * at.scale).astype(q.dtype), None
-    if spread is not None:
-        every = lines_of(at.scoring, at.batch, 0, q.shape[0])
-        q_scaled, shifts = centred_queries(q_scaled, spread, every.high - every.low)
+    def step(kv_index: Any, state: RowState, is_masked: bool) -> RowState:
+        spot = at.spot(kv_index, lines)
+        scores = at.scores(q, at.keys_of(keys, kv_index), spot)
+        return _absorb(state, scores, at.keys_of(values, kv_index), spot, at.call, is_masked)
 
-    def one(q_index: jax.Array) -> tuple[jax.Array, ...]:
-        q_rows = lax.dynamic_slice_in_dim(q_scaled, q_index * q_tile, q_tile)
-        lines = at.lines(q_index)
-        shift = jnp.zeros((), kind)
-        if shifts is not None:
-            shift = lax.dynamic_slice_in_dim(shifts, q_index * q_tile, q_tile)
-        sink = None if at.sink is None else at.sink[at.head].astype(kind) - shift
-        top = jnp.asarray(lowest, kind) if sink is None else jnp.maximum(sink, lowest)
-        weight = jnp.zeros((), kind) if sink is None else jnp.exp(sink - top)
-        top, weight = (jnp.broadcast_to(x, (q_tile,)) for x in (top, weight))
-        state = varying_together(q_rows, RowState(top, weight, jnp.zeros((q_tile, v.shape[1]), kind)))[1]
-
-        def step(kv_index: Any, state: RowState, is_masked: bool) -> RowState:
-            v_rows = lax.dynamic_slice_in_dim(v_clean, kv_index * kv_tile, kv_tile)
-            spot = at.spot(q_index, kv_index, lines)
-            scores = at.scores(q_rows, k_columns[kv_index], spot)
-            return _absorb(state, scores, v_rows, spot, at, is_masked)
-
-        state = at.walk(q_index, step, state)
-        out = state.acc / jnp.where(state.row_sum > 0, state.row_sum, 1)[:, None]
-        strays = lax.cond(is_clean, jnp.zeros_like, lambda _: _strays(at, q_index, v), out)
-        return out + strays, state.row_max + shift, state.row_sum
-
-    out, row_max, row_sum = lax.map(one, jnp.arange(q.shape[0] // q_tile))
-    return out.reshape(q.shape[0], -1), row_max.reshape(-1), row_sum.reshape(-1)
+    return at.walk(step, varying_together(q, state)[1])
 
 
-def _absorb(rows: RowState, scores: jax.Array, v: jax.Array, spot: Spot, at: Head, is_masked: bool) -> RowState:
+def _absorb(rows: RowState, scores: jax.Array, v: jax.Array, spot: Spot, call: Call, is_masked: bool) -> RowState:
     """Adds a tile of ``scores`` ``[R, C]`` and values ``[C, Dv]`` to ``rows``."""
-    scores, mask = mask_scores(scores, spot, at) if is_masked else (scores, None)
-    # a shorter chain of additions rounds less
-    parts = [slice(start, min(start + _CHAIN, spot.cols)) for start in range(0, spot.cols, _CHAIN)]
+    scores, mask = mask_scores(scores, spot, call) if is_masked else (scores, None)
+    # a shorter chain of additions rounds less, which 16-bit weights would not notice
+    chain = spot.cols if call.options.is_narrow else _CHAIN
+    parts = [slice(start, min(start + chain, spot.cols)) for start in range(0, spot.cols, chain)]
 
     def product(weights: jax.Array, part: slice) -> jax.Array:
         here = spot._replace(col0=spot.col0 + part.start, cols=part.stop - part.start)
-        weights = quantise_weights(keep_weights(weights, here, at.scoring), at.scoring)
-        return dot(round_to(weights, at.options.weight_dtype), v[part], at.options)
+        weights = quantise_weights(keep_weights(weights, here, call.scoring), call.scoring)
+        return dot(round_to(weights, call.options.weight_dtype), v[part], call.options)
 
     steps = [
         (scores[:, part], None if mask is None else mask[:, part], functools.partial(product, part=part))
@@ -246,26 +309,25 @@ def absorb(
     return RowState(row_max, row_sum, acc)
 
 
-def mask_scores(scores: jax.Array, spot: Spot, at: Head) -> tuple[jax.Array, jax.Array]:
+def mask_scores(scores: jax.Array, spot: Spot, call: Call) -> tuple[jax.Array, jax.Array]:
     """Returns the scores with hidden ones replaced, and which of them may have weight at all."""
-    seen, visited = tile_mask(spot, at.scoring, at.options)
-    if at.options.mask_value is None:
+    seen, visited = tile_mask(spot, call.scoring, call.options)
+    if call.options.mask_value is None:
         return jnp.where(seen, scores, -jnp.inf), seen
-    return jnp.where(visited, jnp.where(seen, scores, at.options.mask_value), -jnp.inf), visited
+    return jnp.where(visited, jnp.where(seen, scores, call.options.mask_value), -jnp.inf), visited
 
 
-def _strays(at: Head, q_index: jax.Array, v: jax.Array) -> jax.Array:
-    """Returns what NaN and inf in ``v`` add to the output of a query tile: only to rows that see them."""
-    kv_tile = at.options.tile[1]
-    lines = at.lines(q_index)
-    v = upcast(v)
-    plus, minus = jnp.isnan(v) | jnp.isposinf(v), jnp.isnan(v) | jnp.isneginf(v)
+def _strays(at: QueryTile, lines: Lines, values: jax.Array) -> jax.Array:
+    """Returns what NaN and inf in the values add to the output of a query tile: only to rows that see them."""
+    options = at.call.options
+    values = upcast(values)
 
     def step(kv_index: Any, counts: tuple[jax.Array, jax.Array], is_masked: bool) -> tuple[jax.Array, ...]:
-        seen = tile_mask(at.spot(q_index, kv_index, lines), at.scoring, at.options)[0].astype(v.dtype)
-        rows = (lax.dynamic_slice_in_dim(x, kv_index * kv_tile, kv_tile) for x in (plus, minus))
-        return tuple(x + dot(seen, y.astype(v.dtype), at.options) for x, y in zip(counts, rows, strict=True))
+        seen = tile_mask(at.spot(kv_index, lines), at.call.scoring, options)[0].astype(values.dtype)
+        v = at.keys_of(values, kv_index)
+        kinds = jnp.isnan(v) | jnp.isposinf(v), jnp.isnan(v) | jnp.isneginf(v)
+        return tuple(x + dot(seen, y.astype(v.dtype), options) for x, y in zip(counts, kinds, strict=True))
 
-    none = jnp.zeros((at.options.tile[0], v.shape[1]), v.dtype)
-    up, down = at.walk(q_index, step, varying_together(v, (none, none))[1])
-    return jnp.where(up > 0, jnp.inf, 0).astype(v.dtype) + jnp.where(down > 0, -jnp.inf, 0).astype(v.dtype)
+    none = jnp.zeros((options.tile[0], values.shape[1]), values.dtype)
+    up, down = at.walk(step, varying_together(values, (none, none))[1])
+    return jnp.where(up > 0, jnp.inf, 0).astype(none.dtype) + jnp.where(down > 0, -jnp.inf, 0).astype(none.dtype)
