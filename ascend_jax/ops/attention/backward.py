@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ascend_jax.ops.attention.online_softmax import Call, KeyHead, QueryTile, make_call, mask_scores
+from ascend_jax.ops.attention.online_softmax import Call, QueryTile, make_call, mask_scores
 from ascend_jax.ops.attention.products import dot, operand, pad_rows, round_to, row_dtype, rows_first, scaled, upcast
 from ascend_jax.ops.attention.scoring import (
     Options,
@@ -30,15 +30,13 @@ from ascend_jax.runtime.loop import varying_together
 
 __all__ = ["backward"]
 
-Sums = tuple[jax.Array, jax.Array]  # dk, dv of one key head in columns [kv tiles, D, cols]: products are faster so
-
 
 class Gradients(NamedTuple):
-    """Of all operands; rows come before heads."""
+    """What adds up, of all operands."""
 
-    q: jax.Array
-    k: jax.Array
-    v: jax.Array
+    q: jax.Array  # [B, Sq, N, D], dtype of q
+    k: jax.Array  # [B, Nkv, kv tiles, D, cols], accumulator type as the others; in columns products are faster
+    v: jax.Array  # [B, Nkv, kv tiles, Dv, cols]
     scale: jax.Array
     bias: jax.Array | None
     sink: jax.Array | None
@@ -74,44 +72,42 @@ def backward(
     kind, (q_tile, kv_tile) = row_dtype(q), options.tile
     q_rows, d_outs, outs = (pad_rows(rows_first(x), q_tile, axis=1) for x in (q, cotangents[0], results[0]))
     lines = [pad_rows(x, q_tile, axis=2) for x in (*results[1:], cotangents[1])]
-    k_rows, v_rows = (rows_first(x) for x in (k, v))
+    keys, values = (pad_rows(_finite(operand(x, options)), kv_tile) for x in (k, v))
     call = make_call(q, k, scoring, options, bias, sink, scale)
 
-    def key_head(at: KeyHead, grads: Gradients) -> Gradients:
-        keys, values = (pad_rows(_finite(operand(at.rows_of(x), options)), kv_tile) for x in (k_rows, v_rows))
-
-        def query_tile(at: QueryTile, state: tuple[Gradients, Sums]) -> tuple[Gradients, Sums]:
-            grads, sums = state
-            given = at.rows_of(q_rows)
-            rows = _rows(at, given, at.rows_of(d_outs), at.rows_of(outs), *map(at.line_of, lines))
-            (*sums, d_bias), d_q = _walk_keys(at, (*sums, grads.bias), rows, keys, values)
-            grads = grads._replace(
-                q=at.put_rows(grads.q, d_q * scale),
-                scale=grads.scale + (d_q * given.astype(kind)).sum(),
-                bias=d_bias,
-                sink=None if sink is None else grads.sink.at[at.head].add(_of_sink(at, rows)),
-            )
-            return grads, tuple(sums)
-
-        sums = varying_together(q, tuple(jnp.zeros((call.kv_tiles, x.shape[3], kv_tile), kind) for x in (k, v)))[1]
-        grads, sums = at.for_query_tiles(query_tile, (grads, sums))
-        d_k, d_v = (jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1])[: k.shape[2]] for x in sums)
-        return grads._replace(k=at.put_rows(grads.k, d_k), v=at.put_rows(grads.v, d_v))
+    def one(at: QueryTile, grads: Gradients) -> Gradients:
+        given = at.rows_of(q_rows)
+        rows = _rows(at, given, at.rows_of(d_outs), at.rows_of(outs), *map(at.line_of, lines))
+        (d_k, d_v, d_bias), d_q = _walk_keys(at, (grads.k, grads.v, grads.bias), rows, keys, values)
+        return Gradients(
+            at.put_rows(grads.q, d_q * scale),
+            d_k,
+            d_v,
+            grads.scale + (d_q * given.astype(kind)).sum(),
+            d_bias,
+            None if grads.sink is None else grads.sink.at[at.head].add(_of_sink(at, rows)),
+        )
 
     padded = q_tile * call.q_tiles, kv_tile * call.kv_tiles
+    columns = [(*x.shape[:2], call.kv_tiles, x.shape[3], kv_tile) for x in (k, v)]
     grads = Gradients(
-        *(jnp.zeros(x.shape, x.dtype) for x in (q_rows, k_rows, v_rows)),
+        jnp.zeros(q_rows.shape, q.dtype),
+        *(jnp.zeros(shape, kind) for shape in columns),
         jnp.zeros((), kind),
         None if bias is None else _zero_bias(bias, options, padded, kind),
         None if sink is None else jnp.zeros(sink.shape, kind),
     )
-    grads = call.for_key_heads(key_head, varying_together(q, grads)[1])
+    grads = call.for_query_tiles(one, varying_together(q, grads)[1])
     d_bias, d_scale = grads.bias, grads.scale
     if bias is not None:
         d_bias = d_bias[tuple(slice(0, length) for length in bias.shape)]
         d_scale = d_scale + ((d_bias * bias.astype(kind)).sum() if options.bias_first else 0)
         d_bias = (d_bias * scale if options.bias_first else d_bias).astype(bias.dtype)
-    d_q, d_k, d_v = (rows_first(x) for x in (grads.q[:, : q.shape[2]], grads.k, grads.v))
+    d_q = rows_first(grads.q[:, : q.shape[2]])
+    d_k, d_v = (
+        jnp.swapaxes(x, 3, 4).reshape(*x.shape[:2], -1, x.shape[3])[:, :, : k.shape[2]].astype(q.dtype)
+        for x in (grads.k, grads.v)
+    )
     return d_q, d_k, d_v, d_scale, d_bias, None if sink is None else grads.sink.astype(sink.dtype)
 
 
@@ -170,8 +166,9 @@ def _walk_keys(
         weights, d_scores = _tile(at, spot, rows, (k, v), is_masked)
         d_bias = d_bias if d_bias is None else _add_bias(d_bias, d_scores[0], spot, at.call)
         d_q = d_q + dot(d_scores[1], k, options)
-        d_k = d_k.at[kv_index].add(dot(q_columns, d_scores[1], options))
-        d_v = d_v.at[kv_index].add(dot(d_out_columns, weights, options))
+        here = at.batch, at.kv_head, kv_index
+        d_k = d_k.at[here].add(dot(q_columns, d_scores[1], options))
+        d_v = d_v.at[here].add(dot(d_out_columns, weights, options))
         return (d_k, d_v, d_bias), d_q
 
     return at.walk(step, varying_together(rows.q, (sums, jnp.zeros(rows.q.shape, rows.shift.dtype)))[1])

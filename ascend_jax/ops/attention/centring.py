@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-__all__ = ["centred_keys", "centred_queries", "spread_of"]
+from ascend_jax.ops.attention.products import rows_first, scaled
+
+__all__ = ["centred"]
 
 _STEPS = (1.2, 2.0)  # standard deviations taken off before each half of the chain
 _FEWEST_KEYS = 256  # of fewer, the largest score is too small: what is taken off would round more than it does
@@ -20,36 +22,47 @@ _SAMPLED = 4  # of so many groups one is looked at
 _MOST = float(1 << 14)  # a greater shift could move the stand-ins for masked scores
 
 
-def spread_of(k: jax.Array) -> jax.Array | None:
-    """Returns how far entries of the keys ``[S, D]`` lie from their mean, or None where centring does not pay.
+def centred(
+    q: jax.Array, k: jax.Array, scale: jax.Array, visible: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Weaves the columns of ones into the keys, and into the queries what is taken off.
+
+    Args:
+        q: Queries ``[B, N, Sq, D]``.
+        k: Keys ``[B, Nkv, Skv, D]``.
+        scale: Factor of the products; the queries are multiplied by it.
+        visible: int ``[B|1, Sq]``, how many keys a row may see; from a row with few of them nothing is taken off.
+
+    Returns:
+        Queries and keys with two more columns, and what is taken off every score of a row ``[B, N, Sq]``; or without
+        more columns, and None, where it does not pay.
+    """
+    (batch, heads, _, dim), (kv_heads, kv_len) = q.shape, k.shape[1:3]
+    if kv_len < _FEWEST_KEYS or dim < len(_STEPS):
+        return scaled(q, scale), k, None
+    squares = jnp.swapaxes(jnp.square(rows_first(q)).sum(axis=3), 1, 2)  # of rows as they lie
+    spread = jnp.repeat(_spread(k), heads // kv_heads, axis=1)[:, :, None]
+    deviation = jnp.abs(scale) * jnp.sqrt(squares) * spread
+    deviation = jnp.where(visible[:, None, :] < _FEWEST_KEYS, 0, deviation)
+    deviation = jnp.where(deviation * sum(_STEPS) < _MOST, deviation, 0)  # neither where it is not finite
+    deviation = lax.stop_gradient(deviation)  # the result does not depend on what is taken off
+    queries = _woven(scaled(q, scale), [-deviation[..., None] * step for step in _STEPS])
+    keys = _woven(k, [jnp.ones((batch, kv_heads, kv_len, 1), k.dtype)] * len(_STEPS))
+    return queries, keys, sum(_STEPS) * deviation
+
+
+def _spread(k: jax.Array) -> jax.Array:
+    """Returns how far entries of the keys ``[B, Nkv, S, D]`` lie from their mean, of every head.
 
     It is that of the closest keys of a sample, 16 together: garbage in rows that nobody sees is large or not finite.
     """
-    if k.shape[0] < _FEWEST_KEYS or k.shape[1] < len(_STEPS):
-        return None
-    groups = k[: k.shape[0] // _GROUP * _GROUP].reshape(-1, _GROUP, k.shape[1])[::_SAMPLED]
-    size = groups.var(axis=1, ddof=1).mean(axis=1)  # a mean of all keys is in every score of a row
-    return jnp.sqrt(jnp.where(jnp.isfinite(size), size, jnp.inf).min())
-
-
-def centred_keys(k: jax.Array) -> jax.Array:
-    """Weaves columns of ones into keys ``[S, D]``: ``[S, D + 2]``."""
-    return _woven(k, [jnp.ones((k.shape[0], 1), k.dtype)] * len(_STEPS))
-
-
-def centred_queries(q: jax.Array, spread: jax.Array, visible: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Weaves what is taken off into scaled queries ``[R, D]``; returns ``[R, D + 2]`` and its sum ``[R]``.
-
-    From a row with few of the ``visible`` keys, int ``[R]``, nothing is taken off.
-    """
-    fixed, spread = lax.stop_gradient((q, spread))  # the result does not depend on what is taken off
-    deviation = jnp.sqrt(jnp.square(fixed).sum(axis=1)) * spread
-    deviation = jnp.where(visible < _FEWEST_KEYS, 0, deviation)
-    deviation = jnp.where(deviation * sum(_STEPS) < _MOST, deviation, 0)  # neither where it is not finite
-    return _woven(q, [-deviation[:, None] * step for step in _STEPS]), sum(_STEPS) * deviation
+    k = rows_first(k)
+    rows = k[:, : k.shape[1] // _GROUP * _GROUP].reshape(k.shape[0], -1, _GROUP, *k.shape[2:])[:, ::_SAMPLED]
+    size = rows.var(axis=2, ddof=1).mean(axis=3)  # a mean of all keys is in every score of a row
+    return jnp.sqrt(jnp.where(jnp.isfinite(size), size, jnp.inf).min(axis=1))
 
 
 def _woven(x: jax.Array, columns: list[jax.Array]) -> jax.Array:
     """Puts one of two columns before each half of the last axis."""
-    first, second = jnp.split(x, [(x.shape[1] + 1) // 2], axis=1)
-    return jnp.concatenate([columns[0], first, columns[1], second], axis=1)
+    first, second = jnp.split(x, [(x.shape[3] + 1) // 2], axis=3)
+    return jnp.concatenate([columns[0], first, columns[1], second], axis=3)

@@ -11,6 +11,7 @@ are all hidden are not visited; tiles whose pairs are all visible need no mask.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,9 +19,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ascend_jax.ops.attention.centring import centred_keys, centred_queries, spread_of
+from ascend_jax.ops.attention.centring import centred
 from ascend_jax.ops.attention.dropout import PHILOX_COLUMNS
-from ascend_jax.ops.attention.products import dot, operand, pad_rows, round_to, row_dtype, rows_first, scaled, upcast
+from ascend_jax.ops.attention.products import dot, operand, pad_rows, round_to, row_dtype, rows_first, scaled
 from ascend_jax.ops.attention.scoring import (
     Lines,
     Options,
@@ -36,7 +37,7 @@ from ascend_jax.ops.attention.scoring import (
 )
 from ascend_jax.runtime.loop import varying_together
 
-__all__ = ["Call", "KeyHead", "QueryTile", "RowState", "absorb", "forward", "make_call", "mask_scores"]
+__all__ = ["Call", "QueryTile", "RowState", "absorb", "forward", "make_call", "mask_scores"]
 
 _CHAIN = 256  # columns of weights that one product adds up, a multiple of PHILOX_COLUMNS
 
@@ -76,42 +77,37 @@ def forward(
         out ``[B, N, Sq, Dv]`` in the dtype of q, row_max and row_sum ``[B, N, Sq]`` in the accumulator dtype. A row
         that saw nothing has out 0, row_max lowest and row_sum 0.
     """
-    q_rows, k_rows, v_rows = (rows_first(x) for x in (q, k, v))
-    q_rows = pad_rows(q_rows, options.tile[0], axis=1)
+    # all heads at once: XLA:CPU is several times slower where it pads or weaves rows that it picks by a traced number
+    queries, keys, shifts = operand(q, options), operand(k, options), None
+    if not options.is_narrow and not options.sees_score:
+        queries, keys, shifts = centred(queries, keys, scale, scoring.high - scoring.low)
+    else:
+        queries = scaled(queries, scale)
+    queries, shifts = (None if x is None else pad_rows(x, options.tile[0]) for x in (queries, shifts))
+    keys, values = (pad_rows(x, options.tile[1]) for x in (keys, operand(v, options)))
+    is_clean = jnp.isfinite(v).all()
+    values = jnp.where(jnp.isfinite(values), values, 0)  # a hidden NaN would leak into the product as 0 * NaN
+    given = pad_rows(rows_first(v), options.tile[1], axis=1)
     call = make_call(q, k, scoring, options, bias, sink, scale)
-    is_centred = not options.is_narrow and not options.sees_score
 
-    # One 2-D product per tile: batched products are slower on XLA:CPU, and what a head needs stays in the cache.
-    def key_head(at: KeyHead, results: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        # XLA:CPU is slow where it weaves or cleans rows that lie apart: first they are brought together
-        keys, values = lax.optimization_barrier(tuple(operand(at.rows_of(x), options) for x in (k_rows, v_rows)))
-        spread = spread_of(keys) if is_centred else None
-        keys = keys if spread is None else centred_keys(keys)
-        is_clean = jnp.isfinite(values).all()
-        keys, values = (pad_rows(x, options.tile[1]) for x in (keys, values))
-        # a hidden NaN would leak into the product as 0 * NaN
-        keys, clean = lax.optimization_barrier((keys, jnp.where(jnp.isfinite(values), values, 0)))
+    # One 2-D product per tile: batched products are slower on XLA:CPU, and a tile stays in the cache of a core.
+    def one(at: QueryTile, results: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        shift = None if shifts is None else at.line_of(shifts)
+        lines = at.lines()
+        state = _walk_keys(at, lines, at.queries_of(queries), shift, keys, values)
+        out = state.acc / jnp.where(state.row_sum > 0, state.row_sum, 1)[:, None]
+        out = lax.cond(is_clean, lambda x: x, lambda x: x + _strays(at, lines, given), out)
+        row_max = state.row_max if shift is None else state.row_max + shift
+        return at.put_rows(results[0], out), *map(at.put_line, results[1:], (row_max, state.row_sum))
 
-        def query_tile(at: QueryTile, results: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-            rows, shift, lines = scaled(operand(at.rows_of(q_rows), options), scale), None, at.lines()
-            if spread is not None:
-                rows, shift = centred_queries(rows, spread, lines.high - lines.low)
-            state = _walk_keys(at, lines, rows, shift, keys, clean)
-            out = state.acc / jnp.where(state.row_sum > 0, state.row_sum, 1)[:, None]
-            out = lax.cond(is_clean, lambda x: x, lambda x: x + _strays(at, lines, values), out)
-            row_max = state.row_max if shift is None else state.row_max + shift
-            return at.put_rows(results[0], out), *map(at.put_line, results[1:], (row_max, state.row_sum))
-
-        return at.for_query_tiles(query_tile, results)
-
-    lines = jnp.zeros((*q.shape[:2], q_rows.shape[1]), row_dtype(q))
-    out = jnp.zeros((*q_rows.shape[:3], v.shape[3]), q.dtype)
-    out, *lines = call.for_key_heads(key_head, varying_together(q, (out, lines, lines))[1])
+    lines = jnp.zeros(queries.shape[:3], row_dtype(q))
+    out = jnp.zeros((q.shape[0], queries.shape[2], q.shape[1], v.shape[3]), q.dtype)
+    out, *lines = call.for_query_tiles(one, varying_together(q, (out, lines, lines))[1])
     return rows_first(out[:, : q.shape[2]]), *(x[:, :, : q.shape[2]] for x in lines)
 
 
 class Call(NamedTuple):
-    """What makes the scores of one call, and its loops. Arrays ``[B, S, N, ...]`` are padded to whole tiles."""
+    """What makes the scores of one call, and its loops. Arrays that are cut in tiles are padded to whole ones."""
 
     scoring: Scoring
     options: Options
@@ -125,13 +121,14 @@ class Call(NamedTuple):
     q_tiles: int
     kv_tiles: int
 
-    def for_key_heads(self, body: Callable[["KeyHead", Any], Any], state: Any) -> Any:
-        """Runs ``body`` for the key heads of all batch rows."""
+    def for_query_tiles(self, body: Callable[["QueryTile", Any], Any], state: Any) -> Any:
+        """Runs ``body`` for the query tiles of all heads; those that share a key head follow one another."""
+        grid = self.batch, self.kv_heads * self.group, self.q_tiles
 
         def one(n: jax.Array, state: Any) -> Any:
-            return body(KeyHead(self, n // self.kv_heads, n % self.kv_heads), state)
+            return body(QueryTile(self, *jnp.unravel_index(n, grid)), state)
 
-        return lax.fori_loop(0, self.batch * self.kv_heads, one, state)
+        return lax.fori_loop(0, math.prod(grid), one, state)
 
 
 def make_call(
@@ -144,31 +141,6 @@ def make_call(
     return Call(scoring, options, bias, sink, scale, runs, batch, kv_heads, q.shape[1] // kv_heads, q_tiles, kv_tiles)
 
 
-class KeyHead(NamedTuple):
-    """One key head of one batch row: int32 scalars."""
-
-    call: Call
-    batch: jax.Array
-    index: jax.Array
-
-    def rows_of(self, x: jax.Array) -> jax.Array:
-        """Returns its rows ``[S, D]`` of ``[B, S, Nkv, D]``."""
-        return lax.dynamic_slice(x, (self.batch, 0, self.index, 0), (1, x.shape[1], 1, x.shape[3]))[0, :, 0]
-
-    def put_rows(self, x: jax.Array, rows: jax.Array) -> jax.Array:
-        """Returns ``[B, S, Nkv, D]`` with its rows replaced."""
-        return lax.dynamic_update_slice(x, rows.astype(x.dtype)[None, :, None], (self.batch, 0, self.index, 0))
-
-    def for_query_tiles(self, body: Callable[["QueryTile", Any], Any], state: Any) -> Any:
-        """Runs ``body`` for the query tiles of the heads that use it."""
-        tiles, group = self.call.q_tiles, self.call.group
-
-        def one(n: jax.Array, state: Any) -> Any:
-            return body(QueryTile(self.call, self.batch, self.index * group + n // tiles, n % tiles), state)
-
-        return lax.fori_loop(0, group * tiles, one, state)
-
-
 class QueryTile(NamedTuple):
     """One query tile of one head of one batch row: int32 scalars."""
 
@@ -176,6 +148,11 @@ class QueryTile(NamedTuple):
     batch: jax.Array
     head: jax.Array
     index: jax.Array
+
+    @property
+    def kv_head(self) -> jax.Array:
+        """Number of the key head that its head uses."""
+        return self.head // self.call.group
 
     @property
     def row0(self) -> jax.Array:
@@ -199,10 +176,15 @@ class QueryTile(NamedTuple):
         """Returns ``[B, N, Sq]`` with its numbers replaced."""
         return lax.dynamic_update_slice(x, line[None, None], (self.batch, self.head, self.row0))
 
+    def queries_of(self, x: jax.Array) -> jax.Array:
+        """Returns its rows ``[rows, D]`` of ``[B, N, Sq, D]``."""
+        size = (1, 1, self.call.options.tile[0], x.shape[3])
+        return lax.dynamic_slice(x, (self.batch, self.head, self.row0, 0), size)[0, 0]
+
     def keys_of(self, x: jax.Array, kv_index: Any) -> jax.Array:
-        """Returns a key tile ``[cols, D]`` of the rows ``[Skv, D]`` of a key head."""
+        """Returns the rows ``[cols, D]`` of a key tile of ``[B, Nkv, Skv, D]``."""
         size = self.call.options.tile[1]
-        return lax.dynamic_slice_in_dim(x, kv_index * size, size)
+        return lax.dynamic_slice(x, (self.batch, self.kv_head, kv_index * size, 0), (1, 1, size, x.shape[3]))[0, 0]
 
     def lines(self) -> Lines:
         """Returns what the scoring says of the rows."""
@@ -253,7 +235,7 @@ def _walk_keys(
         top = jnp.maximum(score, lowest)
         weight = jnp.exp(score - top)
     top, weight = (jnp.broadcast_to(x, options.tile[:1]) for x in (top, weight))
-    state = RowState(top, weight, jnp.zeros((options.tile[0], values.shape[1]), kind))
+    state = RowState(top, weight, jnp.zeros((options.tile[0], values.shape[3]), kind))
 
     def step(kv_index: Any, state: RowState, is_masked: bool) -> RowState:
         spot = at.spot(kv_index, lines)
@@ -318,16 +300,17 @@ def mask_scores(scores: jax.Array, spot: Spot, call: Call) -> tuple[jax.Array, j
 
 
 def _strays(at: QueryTile, lines: Lines, values: jax.Array) -> jax.Array:
-    """Returns what NaN and inf in the values add to the output of a query tile: only to rows that see them."""
-    options = at.call.options
-    values = upcast(values)
+    """Returns what NaN and inf in values ``[B, Skv, Nkv, D]`` add to a query tile: only to rows that see them."""
+    options, kind, (*_, dim) = at.call.options, row_dtype(values), values.shape
+    size = (1, options.tile[1], 1, dim)
 
     def step(kv_index: Any, counts: tuple[jax.Array, jax.Array], is_masked: bool) -> tuple[jax.Array, ...]:
-        seen = tile_mask(at.spot(kv_index, lines), at.call.scoring, options)[0].astype(values.dtype)
-        v = at.keys_of(values, kv_index)
+        seen = tile_mask(at.spot(kv_index, lines), at.call.scoring, options)[0].astype(kind)
+        start = (at.batch, kv_index * size[1], at.kv_head, 0)
+        v = lax.dynamic_slice(values, start, size)[0, :, 0]
         kinds = jnp.isnan(v) | jnp.isposinf(v), jnp.isnan(v) | jnp.isneginf(v)
-        return tuple(x + dot(seen, y.astype(v.dtype), options) for x, y in zip(counts, kinds, strict=True))
+        return tuple(x + dot(seen, y.astype(kind), options) for x, y in zip(counts, kinds, strict=True))
 
-    none = jnp.zeros((options.tile[0], values.shape[1]), values.dtype)
+    none = jnp.zeros((options.tile[0], dim), kind)
     up, down = at.walk(step, varying_together(values, (none, none))[1])
-    return jnp.where(up > 0, jnp.inf, 0).astype(none.dtype) + jnp.where(down > 0, -jnp.inf, 0).astype(none.dtype)
+    return jnp.where(up > 0, jnp.inf, 0).astype(kind) + jnp.where(down > 0, -jnp.inf, 0).astype(kind)

@@ -71,7 +71,7 @@ def rows_first(x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x, 1, 2)
 
 
-def pad_rows(x: jax.Array, tile: int, axis: int = 0) -> jax.Array:
+def pad_rows(x: jax.Array, tile: int, axis: int = 2) -> jax.Array:
     """Appends zeros along an axis up to a whole number of tiles, at least one."""
     length = x.shape[axis]
     missing = max(1, -(-length // tile)) * tile - length
