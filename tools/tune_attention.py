@@ -1,15 +1,17 @@
 """Measure host tiles and write the table that ``host_tiles`` reads.
 
-    python tools/tune_attention.py [--write] [--rounds 5] [--seq 1024 4096] [--dims 64 128 256]
+    python tools/tune_attention.py [--write] [--rounds 5] [--seq 1024 4096] [--dims 64 128 256] [--one-core]
 
-For each length and head dimension, every tile runs a causal training step, all taking turns; the least median wins.
-A length stands for all up to half the next one. bfloat16 is multiplied as it is where that saves a twentieth; float16
-never, because its range is too small for gradients divided by a row sum. ``--write`` replaces the rows of this backend
-in ``ascend_jax/ops/attention/host_tile_table.py`` and leaves those of the others.
+For each length and head dimension, every tile runs a training step, without a mask and with a causal one, all taking
+turns; the least median wins. A length stands for all up to half the next one. bfloat16 is multiplied as it is where
+that saves a twentieth; float16 never, because its range is too small for gradients divided by a row sum. ``--write``
+replaces the rows of this backend in ``ascend_jax/ops/attention/host_tile_table.py`` and leaves those of the others.
+``--one-core`` measures on one core, for the devices of a CPU that have one each.
 """
 
 import argparse
 import importlib.util
+import os
 import pathlib
 import statistics
 import time
@@ -25,8 +27,9 @@ from ascend_jax.ops.attention.kernel import attend, scoring_of
 from ascend_jax.ops.attention.scoring import Options
 from ascend_jax.ops.attention.visibility import Visibility
 
-TILES = ((128, 128), (256, 256), (256, 512), (512, 256), (512, 512), (512, 1024), (1024, 512))
-Row = tuple[int, int, int, int]
+TILES = ((128, 128), (256, 256), (256, 512), (512, 256), (512, 512), (512, 1024), (1024, 256), (1024, 512))
+Tile = tuple[int, int]
+Row = tuple[int, int, Tile, Tile]
 K = TypeVar("K")
 
 
@@ -37,31 +40,37 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seq", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 256])
+    parser.add_argument("--one-core", action="store_true")
     flags = parser.parse_args()
+    if flags.one_core:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     rows: list[Row] = []
     for length in sorted(flags.seq):
         for dim in sorted(flags.dims):
-            times = measure(length, dim, flags.rounds)
-            best = min(times, key=times.__getitem__)
-            print(f"S = {length}, D <= {dim}: {best}", flush=True)
+            best = []
+            for causal in (False, True):
+                times = measure(length, dim, causal, flags.rounds)
+                best.append(min(times, key=times.__getitem__))
+                found = ", ".join(f"{tile} {ms:.1f} ms" for tile, ms in times.items())
+                print(f"S = {length}, D <= {dim}, {'causal' if causal else 'full'}: {found}", flush=True)
             # a length stands for all up to half the next one
             longest = 0 if length == max(flags.seq) else min(x for x in flags.seq if x > length) // 2
-            rows.append((longest, 0 if dim == max(flags.dims) else dim, *best))
+            rows.append((longest, 0 if dim == max(flags.dims) else dim, best[0], best[1]))
     narrow = ("bfloat16",) if narrow_gain(flags.rounds) > 1.05 else ()
     print(f"multiplied as they are: {narrow}")
     if flags.write:
         path = pathlib.Path(importlib.util.find_spec(host_tile_table.__name__).origin)  # type: ignore[union-attr,arg-type]
         backend = jax.default_backend()
-        tiles = {**host_tile_table.HOST_TILES, backend: tuple(rows)}
+        tiles = {**host_tile_table.HOST_TILES, f"{backend} core" if flags.one_core else backend: tuple(rows)}
         path.write_text(render(tiles, {**host_tile_table.NARROW_PRODUCTS, backend: narrow}))
 
 
-def measure(length: int, dim: int, rounds: int) -> dict[tuple[int, int], float]:
-    """Return the median milliseconds of a causal training step of two heads, for each tile."""
+def measure(length: int, dim: int, causal: bool, rounds: int) -> dict[Tile, float]:
+    """Return the median milliseconds of a training step of two heads, for each tile."""
     x = jnp.ones((1, length, 2, dim)) * 0.01
 
-    def loss(tile: tuple[int, int]) -> Callable[..., jax.Array]:
-        return lambda q, k, v: aj.flash_attention(q, k, v, causal=True, tile=tile).sum()
+    def loss(tile: Tile) -> Callable[..., jax.Array]:
+        return lambda q, k, v: aj.flash_attention(q, k, v, causal=causal, tile=tile).sum()
 
     return medians({tile: loss(tile) for tile in TILES}, x, rounds)
 
@@ -97,7 +106,11 @@ def medians(losses: dict[K, Callable[..., jax.Array]], x: jax.Array, rounds: int
 
 def render(table: dict[str, tuple[Row, ...]], narrow: dict[str, tuple[str, ...]]) -> str:
     """Return the text of the table's module."""
-    lines = [f'"""{host_tile_table.__doc__}"""', "", "HOST_TILES: dict[str, tuple[tuple[int, int, int, int], ...]] = {"]
+    lines = [
+        f'"""{host_tile_table.__doc__}"""',
+        "",
+        "HOST_TILES: dict[str, tuple[tuple[int, int, tuple[int, int], tuple[int, int]], ...]] = {",
+    ]
     lines += [f'    "{backend}": {rows},' for backend, rows in sorted(table.items())]
     lines += ["}", "", "NARROW_PRODUCTS: dict[str, tuple[str, ...]] = {"]
     lines += [f'    "{backend}": ' + repr(types).replace("'", '"') + "," for backend, types in sorted(narrow.items())]

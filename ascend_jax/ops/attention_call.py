@@ -113,7 +113,7 @@ def prepare_call(
     zero_rows = inner_precise == 2 or geometry.has_invalid_rows
     replaces = not zero_rows and (geometry.reads_mask or emulate)
     options = Options(
-        tile=host_tiles(q_len, kv_len, max(q.shape[3], v.shape[3])),
+        tile=host_tiles(q_len, kv_len, max(q.shape[3], v.shape[3]), skips=atten_mask is not None or geometry.is_packed),
         mask_hides=True,
         mask_is_local=is_local,
         mask_value=-FLT_MAX if replaces else None,

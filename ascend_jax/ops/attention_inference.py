@@ -249,7 +249,7 @@ def _compute(
         q = q.reshape(batch, kv_heads, heads // kv_heads, dim)
         low, high = (jnp.broadcast_to(x, (x.shape[0], q.shape[2])) for x in (scoring.low, scoring.high))
         scoring = Scoring(low, high, mask=scoring.mask)
-    tile = host_tiles(q.shape[2], k.shape[2], max(dim, v.shape[3]))
+    tile = host_tiles(q.shape[2], k.shape[2], max(dim, v.shape[3]), skips=q_len > 1)
     out, row_max, row_sum = attend(
         q, k, v, scoring, dataclasses.replace(options, tile=tile), scale=scale, bias=bias, sink=sink
     )

@@ -141,7 +141,8 @@ def prepare(
         shapes, causal=causal, window=window, segment_ids=segment_ids, q_lengths=q_lengths, kv_lengths=kv_lengths,
         mask=mask, dropout=dropout,
     )  # fmt: skip
-    options = make_options(tile, q_len, k.shape[2], max(dim, v.shape[3]), softcap, precision, q.dtype)
+    skips = bool(causal) or any(x is not None for x in (window, segment_ids, q_lengths, kv_lengths, mask))
+    options = make_options(tile, q_len, k.shape[2], max(dim, v.shape[3]), softcap, precision, q.dtype, skips=skips)
     return (q, k, v), scoring, options, dim**-0.5 if scale is None else scale
 
 

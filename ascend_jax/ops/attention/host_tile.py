@@ -1,5 +1,6 @@
 """The host tile: what runs fast in XLA, looked up by backend and shape. The Ascend tile is another knob (`tiling`)."""
 
+import os
 from typing import Any
 
 import jax
@@ -11,22 +12,35 @@ __all__ = ["host_tiles", "multiplies_narrow"]
 _ALIGNMENT = 16
 
 
-def host_tiles(q_len: int, kv_len: int, dim: int = 128, *, backend: str | None = None) -> tuple[int, int]:
+def host_tiles(
+    q_len: int, kv_len: int, dim: int = 128, *, skips: bool = True, backend: str | None = None, cores: int | None = None
+) -> tuple[int, int]:
     """Returns the (query, key) tile that suits XLA: equal tiles no larger than the table has, with little padding.
 
     Args:
         q_len: Number of query rows.
         kv_len: Number of key columns.
         dim: Head dimension, the larger of that of keys and values.
+        skips: Whether some rows do not see some columns, so that smaller tiles leave out more.
         backend: "cpu", "gpu" or "tpu"; the default backend if not given.
+        cores: Cores that a device of the CPU has; if not given those of this process, divided by its devices.
 
-    >>> host_tiles(4096, 513, backend="cpu")
-    (512, 272)
+    >>> host_tiles(4096, 513, skips=False, backend="cpu", cores=2), host_tiles(4096, 513, backend="cpu", cores=1)
+    ((512, 272), (256, 176))
     """
-    rows = HOST_TILES.get(backend or jax.default_backend(), HOST_TILES["cpu"])
+    backend = backend or jax.default_backend()
+    if backend == "cpu" and (_cores() if cores is None else cores) <= 1:
+        backend = "cpu core"
+    rows = HOST_TILES.get(backend, HOST_TILES["cpu"])
     longest = max(q_len, kv_len)
-    largest = next((q, kv) for length, d, q, kv in rows if longest <= (length or longest) and dim <= (d or dim))
+    whole, skipping = next(tiles for length, d, *tiles in rows if longest <= (length or longest) and dim <= (d or dim))
+    largest = skipping if skips else whole
     return _split(q_len, largest[0]), _split(kv_len, largest[1])
+
+
+def _cores() -> int:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable // jax.local_device_count("cpu")
 
 
 def multiplies_narrow(dtype: Any, *, backend: str | None = None) -> bool:

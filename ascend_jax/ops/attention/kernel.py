@@ -183,7 +183,8 @@ def flash_forward(
     if (q.shape[2], k.shape[2]) != (visibility.q_len, visibility.kv_len):
         lengths = f"q_len={visibility.q_len} and kv_len={visibility.kv_len}"
         raise ValueError(f"visibility is for {lengths}, got q {q.shape}, k {k.shape}, v {v.shape}")
-    auto = host_tiles(q.shape[2], k.shape[2], q.shape[3])
+    skips = visibility.live_pairs() < visibility.q_len * visibility.kv_len
+    auto = host_tiles(q.shape[2], k.shape[2], q.shape[3], skips=skips)
     tile = (auto[0] if q_tile is None else q_tile, auto[1] if kv_tile is None else kv_tile)
     out, row_max, row_sum = attend(q, k, v, scoring_of(visibility), Options(tile), scale=scale)
     return out, *hide_rows(row_max, row_sum)

@@ -147,7 +147,7 @@ class QueryTile(NamedTuple):
     call: Call
     batch: jax.Array
     head: jax.Array
-    index: jax.Array
+    tile: jax.Array  # its number in the head
 
     @property
     def kv_head(self) -> jax.Array:
@@ -157,7 +157,7 @@ class QueryTile(NamedTuple):
     @property
     def row0(self) -> jax.Array:
         """Number of its first row."""
-        return self.index * self.call.options.tile[0]
+        return self.tile * self.call.options.tile[0]
 
     def rows_of(self, x: jax.Array) -> jax.Array:
         """Returns its rows ``[rows, D]`` of ``[B, Sq, N, D]``."""
@@ -209,10 +209,10 @@ class QueryTile(NamedTuple):
         if runs.live is not None:
             order, counts = runs.live
             of = tuple(index if n > 1 else 0 for n, index in zip(order.shape, (self.batch, self.head), strict=False))
-            count = counts[*of, self.index]
-            return lax.fori_loop(0, count, lambda n, x: step(order[*of, self.index, n], x, True), state)
+            count = counts[*of, self.tile]
+            return lax.fori_loop(0, count, lambda n, x: step(order[*of, self.tile, n], x, True), state)
         at = self.batch if runs.start.shape[0] > 1 else 0
-        start, full, part, end = (x[at, self.index] for x in runs[:4])
+        start, full, part, end = (x[at, self.tile] for x in runs[:4])
         state = lax.fori_loop(full, part, lambda j, x: step(j, x, False), state)
         before = full - start  # masked tiles lie on both sides of the full ones
         return lax.fori_loop(

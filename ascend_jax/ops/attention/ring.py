@@ -17,7 +17,6 @@ from jax import lax
 
 from ascend_jax.ops.attention.kernel import attend, scoring_of
 from ascend_jax.ops.attention.rules import make_options
-from ascend_jax.ops.attention.scoring import Options
 from ascend_jax.ops.attention.visibility import SparseMode, Visibility
 
 __all__ = ["ring_attention"]
@@ -76,17 +75,14 @@ def ring_attention(
     return jnp.swapaxes(out, 1, 2).astype(q.dtype)
 
 
-def _options(rows: int, columns: int, dim: int, tile: Any) -> Options:
-    return make_options(tile, rows, columns, dim, None, None, jnp.float32)
-
-
 def _visibility(rows: int, columns: int, causal: bool) -> Visibility:
     return Visibility(rows, columns, SparseMode.LEFT_UP_CAUSAL if causal else SparseMode.ALL_MASK)
 
 
 def _part(q: jax.Array, k: jax.Array, v: jax.Array, scale: float, causal: bool, tile: Any) -> Stats:
     rows, columns = q.shape[2], k.shape[2]
-    options = _options(rows, columns, max(q.shape[3], v.shape[3]), tile)
+    dim = max(q.shape[3], v.shape[3])
+    options = make_options(tile, rows, columns, dim, None, None, jnp.float32, skips=causal)
     return attend(q, k, v, scoring_of(_visibility(rows, columns, causal)), options, scale=scale)
 
 

@@ -101,10 +101,15 @@ def make_options(
     softcap: float | None,
     precision: Any,
     dtype: Any,
+    *,
+    skips: bool,
 ) -> Options:
-    """Returns the static side of a call; 16-bit products only where nobody asked for a precision."""
+    """Returns the static side of a call; 16-bit products only where nobody asked for a precision.
+
+    ``skips`` is that of :func:`~ascend_jax.ops.attention.host_tile.host_tiles`.
+    """
     if tile is None:
-        sizes = host_tiles(q_len, kv_len, dim)
+        sizes = host_tiles(q_len, kv_len, dim, skips=skips)
     else:
         pair = _pair("tile", tile, "(query rows, key columns)")
         sizes = (_integer("tile", pair[0]), _integer("tile", pair[1]))
