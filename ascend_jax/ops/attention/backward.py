@@ -16,7 +16,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from ascend_jax.ops.attention.online_softmax import Call, QueryTile, make_call, mask_scores
-from ascend_jax.ops.attention.products import dot, operand, pad_rows, round_to, row_dtype, rows_first, scaled, upcast
+from ascend_jax.ops.attention.products import (
+    dot,
+    dot_keys,
+    key_tiles,
+    operand,
+    pad_rows,
+    round_to,
+    row_dtype,
+    row_tiles,
+    rows_first,
+    scaled,
+    upcast,
+)
 from ascend_jax.ops.attention.scoring import (
     Options,
     Scoring,
@@ -73,12 +85,13 @@ def backward(
     q_rows, d_outs, outs = (pad_rows(rows_first(x), q_tile, axis=1) for x in (q, cotangents[0], results[0]))
     lines = [pad_rows(x, q_tile, axis=2) for x in (*results[1:], cotangents[1])]
     keys, values = (pad_rows(_finite(operand(x, options)), kv_tile) for x in (k, v))
+    tiles = Keys(key_tiles(keys, options), key_tiles(values, options), row_tiles(keys, options))
     call = make_call(q, k, scoring, options, bias, sink, scale)
 
     def one(at: QueryTile, grads: Gradients) -> Gradients:
         given = at.rows_of(q_rows)
         rows = _rows(at, given, at.rows_of(d_outs), at.rows_of(outs), *map(at.line_of, lines))
-        (d_k, d_v, d_bias), d_q = _walk_keys(at, (grads.k, grads.v, grads.bias), rows, keys, values)
+        (d_k, d_v, d_bias), d_q = _walk_keys(at, (grads.k, grads.v, grads.bias), rows, tiles)
         return Gradients(
             at.put_rows(grads.q, d_q * scale),
             d_k,
@@ -92,7 +105,8 @@ def backward(
     columns = [(*x.shape[:2], call.kv_tiles, x.shape[3], kv_tile) for x in (k, v)]
     grads = Gradients(
         jnp.zeros(q_rows.shape, q.dtype),
-        *(jnp.zeros(shape, kind) for shape in columns),
+        jnp.zeros(columns[0], kind),
+        jnp.zeros(columns[1], kind),
         jnp.zeros((), kind),
         None if bias is None else _zero_bias(bias, options, padded, kind),
         None if sink is None else jnp.zeros(sink.shape, kind),
@@ -125,6 +139,14 @@ class Rows(NamedTuple):
     shift: jax.Array  # [R], what is added to o' . v
 
 
+class Keys(NamedTuple):
+    """Keys and values, cut in tiles ``[B, Nkv, tiles, ...]``, or one tile of them."""
+
+    k: jax.Array  # of key_tiles
+    v: jax.Array  # likewise
+    k_rows: jax.Array  # of row_tiles
+
+
 def _rows(
     at: QueryTile,
     q: jax.Array,
@@ -148,24 +170,23 @@ def _rows(
 
 def _of_sink(at: QueryTile, rows: Rows) -> jax.Array:
     """Returns what the rows give to the sink of their head; of a row without a sum the maximum says nothing."""
+    assert at.call.sink is not None
     sink = at.call.sink[at.head].astype(rows.row_max.dtype)
     return jnp.where(rows.row_sum == 0, 0, jnp.exp(sink - rows.row_max) * rows.shift).sum()
 
 
-def _walk_keys(
-    at: QueryTile, sums: tuple[Any, ...], rows: Rows, keys: jax.Array, values: jax.Array
-) -> tuple[tuple[Any, ...], jax.Array]:
+def _walk_keys(at: QueryTile, sums: tuple[Any, ...], rows: Rows, tiles: Keys) -> tuple[tuple[Any, ...], jax.Array]:
     """Adds what the rows give to dk and dv in columns, and to the bias; returns those, and dq without ``scale``."""
     options, lines = at.call.options, at.lines()
     q_columns, d_out_columns = rows.q.T, rows.d_out.T
 
     def step(kv_index: Any, state: Any, is_masked: bool) -> Any:
         (d_k, d_v, d_bias), d_q = state
-        k, v = at.keys_of(keys, kv_index), at.keys_of(values, kv_index)
+        keys = Keys(*(at.keys_of(x, kv_index) for x in tiles))
         spot = at.spot(kv_index, lines)
-        weights, d_scores = _tile(at, spot, rows, (k, v), is_masked)
+        weights, d_scores = _tile(at, spot, rows, keys, is_masked)
         d_bias = d_bias if d_bias is None else _add_bias(d_bias, d_scores[0], spot, at.call)
-        d_q = d_q + dot(d_scores[1], k, options)
+        d_q = d_q + dot(d_scores[1], keys.k_rows, options)
         here = at.batch, at.kv_head, kv_index
         d_k = d_k.at[here].add(dot(q_columns, d_scores[1], options))
         d_v = d_v.at[here].add(dot(d_out_columns, weights, options))
@@ -175,17 +196,17 @@ def _walk_keys(
 
 
 def _tile(
-    at: QueryTile, spot: Spot, rows: Rows, keys: tuple[jax.Array, jax.Array], is_masked: bool
+    at: QueryTile, spot: Spot, rows: Rows, keys: Keys, is_masked: bool
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """Returns the weights that multiplied v, and the gradient of the scores (exact, and rounded as asked)."""
-    (k, v), call = keys, at.call
-    raw = at.scores(rows.q, k, spot)
+    call = at.call
+    raw = at.scores(rows.q, keys.k, spot)
     scores, mask = mask_scores(raw, spot, call) if is_masked else (raw, None)
     weights = jnp.exp(scores - rows.row_max[:, None])
-    d_weights = dot(rows.d_out, v.T, call.options)
+    weights = weights if mask is None else jnp.where(mask, weights, 0)
+    d_weights = dot_keys(rows.d_out, keys.v, call.options)
     d_scores = weights * (keep_weights(d_weights, spot, call.scoring) + rows.shift[:, None])
-    if mask is not None:
-        weights, d_scores = (jnp.where(mask, x, 0) for x in (weights, d_scores))
+    d_scores = d_scores if mask is None else jnp.where(mask, d_scores, 0)
     if call.options.softcap is not None:
         d_scores = d_scores * (1 - jnp.square(raw / call.options.softcap))
     weights = round_to(keep_weights(weights, spot, call.scoring), call.options.weight_dtype)

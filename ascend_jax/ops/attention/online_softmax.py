@@ -21,7 +21,18 @@ from jax import lax
 
 from ascend_jax.ops.attention.centring import centred
 from ascend_jax.ops.attention.dropout import PHILOX_COLUMNS
-from ascend_jax.ops.attention.products import dot, operand, pad_rows, round_to, row_dtype, rows_first, scaled
+from ascend_jax.ops.attention.products import (
+    dot,
+    dot_keys,
+    key_tiles,
+    operand,
+    pad_rows,
+    round_to,
+    row_dtype,
+    row_tiles,
+    rows_first,
+    scaled,
+)
 from ascend_jax.ops.attention.scoring import (
     Lines,
     Options,
@@ -83,10 +94,12 @@ def forward(
         queries, keys, shifts = centred(queries, keys, scale, scoring.high - scoring.low)
     else:
         queries = scaled(queries, scale)
-    queries, shifts = (None if x is None else pad_rows(x, options.tile[0]) for x in (queries, shifts))
+    queries = pad_rows(queries, options.tile[0])
+    shifts = None if shifts is None else pad_rows(shifts, options.tile[0])
     keys, values = (pad_rows(x, options.tile[1]) for x in (keys, operand(v, options)))
     is_clean = jnp.isfinite(v).all()
     values = jnp.where(jnp.isfinite(values), values, 0)  # a hidden NaN would leak into the product as 0 * NaN
+    keys, values = key_tiles(keys, options), row_tiles(values, options)
     given = pad_rows(rows_first(v), options.tile[1], axis=1)
     call = make_call(q, k, scoring, options, bias, sink, scale)
 
@@ -182,9 +195,8 @@ class QueryTile(NamedTuple):
         return lax.dynamic_slice(x, (self.batch, self.head, self.row0, 0), size)[0, 0]
 
     def keys_of(self, x: jax.Array, kv_index: Any) -> jax.Array:
-        """Returns the rows ``[cols, D]`` of a key tile of ``[B, Nkv, Skv, D]``."""
-        size = self.call.options.tile[1]
-        return lax.dynamic_slice(x, (self.batch, self.kv_head, kv_index * size, 0), (1, 1, size, x.shape[3]))[0, 0]
+        """Returns a key tile of ``[B, Nkv, tiles, ...]``."""
+        return x[self.batch, self.kv_head, kv_index]
 
     def lines(self) -> Lines:
         """Returns what the scoring says of the rows."""
@@ -197,9 +209,9 @@ class QueryTile(NamedTuple):
         return Spot(self.batch, self.head, self.row0, kv_index * cols, rows, cols, lines, is_aligned)
 
     def scores(self, q: jax.Array, k: jax.Array, spot: Spot) -> jax.Array:
-        """Returns the scores of queries ``[rows, D]``, scaled already, and keys ``[cols, D]``."""
+        """Returns the scores of queries ``[rows, D]``, scaled already, and a tile of ``key_tiles``."""
         call = self.call
-        return tile_scores(dot(q, k.T, call.options), spot, call.scoring, call.options, call.bias, call.scale)
+        return tile_scores(dot_keys(q, k, call.options), spot, call.scoring, call.options, call.bias, call.scale)
 
     def walk(self, step: Callable[[Any, Any, bool], Any], state: Any) -> Any:
         """Runs ``step(kv tile, state, is_masked)`` over the live key tiles."""
@@ -235,7 +247,7 @@ def _walk_keys(
         top = jnp.maximum(score, lowest)
         weight = jnp.exp(score - top)
     top, weight = (jnp.broadcast_to(x, options.tile[:1]) for x in (top, weight))
-    state = RowState(top, weight, jnp.zeros((options.tile[0], values.shape[3]), kind))
+    state = RowState(top, weight, jnp.zeros((options.tile[0], values.shape[4]), kind))
 
     def step(kv_index: Any, state: RowState, is_masked: bool) -> RowState:
         spot = at.spot(kv_index, lines)

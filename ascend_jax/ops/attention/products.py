@@ -8,7 +8,20 @@ from jax import lax
 
 from ascend_jax.ops.attention.scoring import Options
 
-__all__ = ["dot", "narrowed", "operand", "pad_rows", "round_to", "row_dtype", "rows_first", "scaled", "upcast"]
+__all__ = [
+    "dot",
+    "dot_keys",
+    "key_tiles",
+    "narrowed",
+    "operand",
+    "pad_rows",
+    "round_to",
+    "row_dtype",
+    "row_tiles",
+    "rows_first",
+    "scaled",
+    "upcast",
+]
 
 
 def round_to(x: jax.Array, dtype: str | None) -> jax.Array:
@@ -19,12 +32,31 @@ def round_to(x: jax.Array, dtype: str | None) -> jax.Array:
 def dot(a: jax.Array, b: jax.Array, options: Options) -> jax.Array:
     """Multiplies in the narrower type of the two and adds up in the accumulator type.
 
-    A transposed right side costs XLA:CPU nothing, a transposed left side up to three times as long.
+    A transposed left side takes XLA:CPU up to three times as long; for a right side see :func:`dot_keys`.
     """
     narrow = min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
     total = jnp.promote_types(narrow, jnp.float32)
     a, b = narrowed(a, narrow), narrowed(b, narrow)
     return jnp.dot(a, b, precision=options.precision, preferred_element_type=total)
+
+
+def dot_keys(a: jax.Array, keys: jax.Array, options: Options) -> jax.Array:
+    """Multiplies ``[R, D]`` with the transpose of a tile of :func:`key_tiles`: ``[R, cols]``."""
+    return dot(a, keys if options.is_narrow else keys.T, options)
+
+
+def key_tiles(x: jax.Array, options: Options) -> jax.Array:
+    """Cuts ``[B, Nkv, Skv, D]``, whole tiles, into ``[B, Nkv, tiles, cols, D]``, or ``[..., D, cols]`` if narrow.
+
+    XLA:CPU takes a transposed float32 operand as it lies, but a 16-bit one at half speed.
+    """
+    tiles = row_tiles(x, options)
+    return jnp.swapaxes(tiles, 3, 4) if options.is_narrow else tiles
+
+
+def row_tiles(x: jax.Array, options: Options) -> jax.Array:
+    """Cuts ``[B, Nkv, Skv, D]``, whole tiles, into ``[B, Nkv, tiles, cols, D]``."""
+    return x.reshape(*x.shape[:2], -1, options.tile[1], x.shape[3])
 
 
 def narrowed(x: jax.Array, dtype: Any) -> jax.Array:
@@ -36,9 +68,10 @@ def narrowed(x: jax.Array, dtype: Any) -> jax.Array:
 def _to_bfloat16(x: jax.Array) -> jax.Array:
     """Rounds float32 by integers: XLA:CPU takes half the time for them that it takes for the conversion."""
     bits = lax.bitcast_convert_type(x, jnp.uint32)
-    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    bits = jnp.where(jnp.isnan(x), 0x7FC0, bits)
-    return lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.bfloat16)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    # looked up in the bits, not in x: what made x is computed in the same pass only if it is used once
+    rounded = jnp.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC0, rounded)
+    return lax.bitcast_convert_type(rounded.astype(jnp.uint16), jnp.bfloat16)
 
 
 @_to_bfloat16.defjvp
