@@ -19,7 +19,9 @@ from ascend_jax.ops.attention.online_softmax import Call, QueryTile, make_call, 
 from ascend_jax.ops.attention.products import (
     dot,
     dot_keys,
+    finite,
     key_tiles,
+    moved,
     operand,
     pad_rows,
     round_to,
@@ -82,9 +84,11 @@ def backward(
         cotangents: Of out ``[B, N, Sq, Dv]`` and of row_sum ``[B, N, Sq]``.
     """
     kind, (q_tile, kv_tile) = row_dtype(q), options.tile
-    q_rows, d_outs, outs = (pad_rows(rows_first(x), q_tile, axis=1) for x in (q, cotangents[0], results[0]))
+    q_rows, d_outs, outs = (
+        moved(lambda y: pad_rows(y, q_tile, axis=1), rows_first(x)) for x in (q, cotangents[0], results[0])
+    )
     lines = [pad_rows(x, q_tile, axis=2) for x in (*results[1:], cotangents[1])]
-    keys, values = (pad_rows(_finite(operand(x, options)), kv_tile) for x in (k, v))
+    keys, values = (finite(operand(rows_first(x), options)) for x in (k, v))
     tiles = Keys(key_tiles(keys, options), key_tiles(values, options), row_tiles(keys, options))
     call = make_call(q, k, scoring, options, bias, sink, scale)
 
@@ -125,10 +129,6 @@ def backward(
     return d_q, d_k, d_v, d_scale, d_bias, None if sink is None else grads.sink.astype(sink.dtype)
 
 
-def _finite(x: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(x), x, 0)
-
-
 class Rows(NamedTuple):
     """What one query tile brings; each of ``R`` rows."""
 
@@ -162,10 +162,10 @@ def _rows(
     d_out = jnp.where(is_seen[:, None], upcast(d_out) * inverse[:, None], 0)  # a row that saw nothing takes no gradient
     shift = jnp.where(is_seen, d_sum - (d_out * upcast(out)).sum(axis=1), 0)
     # a visible NaN must reach every gradient it has a part in, through the weights of its row
-    taint = (q * 0).sum(axis=1).astype(shift.dtype) + (d_out * 0).sum(axis=1)
+    taint = (upcast(q) * 0).sum(axis=1) + (d_out * 0).sum(axis=1)
     top = jnp.where(is_seen, row_max + taint, row_max)
-    scaled_q = scaled(operand(_finite(q), options), at.call.scale)
-    return Rows(scaled_q, _finite(d_out.astype(scaled_q.dtype)), top, row_sum, shift)
+    scaled_q = scaled(operand(finite(q), options), at.call.scale)
+    return Rows(scaled_q, finite(d_out.astype(scaled_q.dtype)), top, row_sum, shift)
 
 
 def _of_sink(at: QueryTile, rows: Rows) -> jax.Array:

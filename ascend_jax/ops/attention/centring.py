@@ -28,8 +28,8 @@ def centred(
     """Weaves the columns of ones into the keys, and into the queries what is taken off.
 
     Args:
-        q: Queries ``[B, N, Sq, D]``.
-        k: Keys ``[B, Nkv, Skv, D]``.
+        q: Queries ``[B, Sq, N, D]``.
+        k: Keys ``[B, Skv, Nkv, D]``.
         scale: Factor of the products; the queries are multiplied by it.
         visible: int ``[B|1, Sq]``, how many keys a row may see; from a row with few of them nothing is taken off.
 
@@ -37,26 +37,24 @@ def centred(
         Queries and keys with two more columns, and what is taken off every score of a row ``[B, N, Sq]``; or without
         more columns, and None, where it does not pay.
     """
-    (batch, heads, _, dim), (kv_heads, kv_len) = q.shape, k.shape[1:3]
+    (batch, _, heads, dim), (kv_len, kv_heads) = q.shape, k.shape[1:3]
     if kv_len < _FEWEST_KEYS or dim < len(_STEPS):
         return scaled(q, scale), k, None
-    squares = jnp.swapaxes(jnp.square(rows_first(q)).sum(axis=3), 1, 2)  # of rows as they lie
-    spread = jnp.repeat(_spread(k), heads // kv_heads, axis=1)[:, :, None]
-    deviation = jnp.abs(scale) * jnp.sqrt(squares) * spread
-    deviation = jnp.where(visible[:, None, :] < _FEWEST_KEYS, 0, deviation)
+    spread = jnp.repeat(_spread(k), heads // kv_heads, axis=1)[:, None, :]
+    deviation = jnp.abs(scale) * jnp.sqrt(jnp.square(q).sum(axis=3)) * spread
+    deviation = jnp.where(visible[:, :, None] < _FEWEST_KEYS, 0, deviation)
     deviation = jnp.where(deviation * sum(_STEPS) < _MOST, deviation, 0)  # neither where it is not finite
     deviation = lax.stop_gradient(deviation)  # the result does not depend on what is taken off
     queries = _woven(scaled(q, scale), [-deviation[..., None] * step for step in _STEPS])
-    keys = _woven(k, [jnp.ones((batch, kv_heads, kv_len, 1), k.dtype)] * len(_STEPS))
-    return queries, keys, sum(_STEPS) * deviation
+    keys = _woven(k, [jnp.ones((batch, kv_len, kv_heads, 1), k.dtype)] * len(_STEPS))
+    return queries, keys, rows_first(sum(_STEPS) * deviation)
 
 
 def _spread(k: jax.Array) -> jax.Array:
-    """Returns how far entries of the keys ``[B, Nkv, S, D]`` lie from their mean, of every head.
+    """Returns how far entries of the keys ``[B, S, Nkv, D]`` lie from their mean, of every head.
 
     It is that of the closest keys of a sample, 16 together: garbage in rows that nobody sees is large or not finite.
     """
-    k = rows_first(k)
     rows = k[:, : k.shape[1] // _GROUP * _GROUP].reshape(k.shape[0], -1, _GROUP, *k.shape[2:])[:, ::_SAMPLED]
     size = rows.var(axis=2, ddof=1).mean(axis=3)  # a mean of all keys is in every score of a row
     return jnp.sqrt(jnp.where(jnp.isfinite(size), size, jnp.inf).min(axis=1))

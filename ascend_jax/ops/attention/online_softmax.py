@@ -24,9 +24,14 @@ from ascend_jax.ops.attention.dropout import PHILOX_COLUMNS
 from ascend_jax.ops.attention.products import (
     dot,
     dot_keys,
+    finite,
+    is_finite,
     key_tiles,
+    moved,
+    narrowed,
     operand,
     pad_rows,
+    query_rows,
     round_to,
     row_dtype,
     row_tiles,
@@ -89,18 +94,18 @@ def forward(
         that saw nothing has out 0, row_max lowest and row_sum 0.
     """
     # all heads at once: XLA:CPU is several times slower where it pads or weaves rows that it picks by a traced number
-    queries, keys, shifts = operand(q, options), operand(k, options), None
-    if not options.is_narrow and not options.sees_score:
-        queries, keys, shifts = centred(queries, keys, scale, scoring.high - scoring.low)
-    else:
+    queries, keys, values = (operand(rows_first(x), options) for x in (q, k, v))
+    is_clean = is_finite(values).all()
+    strays = pad_rows(values, options.tile[1], axis=1)
+    shifts = None
+    if options.is_narrow or options.sees_score:
         queries = scaled(queries, scale)
-    queries = pad_rows(queries, options.tile[0])
+    else:
+        queries, keys, shifts = centred(queries, keys, scale, scoring.high - scoring.low)
+    queries = query_rows(queries, options.tile[0])
     shifts = None if shifts is None else pad_rows(shifts, options.tile[0])
-    keys, values = (pad_rows(x, options.tile[1]) for x in (keys, operand(v, options)))
-    is_clean = jnp.isfinite(v).all()
-    values = jnp.where(jnp.isfinite(values), values, 0)  # a hidden NaN would leak into the product as 0 * NaN
-    keys, values = key_tiles(keys, options), row_tiles(values, options)
-    given = pad_rows(rows_first(v), options.tile[1], axis=1)
+    # a hidden NaN would leak into the product as 0 * NaN
+    keys, values = key_tiles(keys, options), row_tiles(finite(values), options)
     call = make_call(q, k, scoring, options, bias, sink, scale)
 
     # One 2-D product per tile: batched products are slower on XLA:CPU, and a tile stays in the cache of a core.
@@ -109,7 +114,7 @@ def forward(
         lines = at.lines()
         state = _walk_keys(at, lines, at.queries_of(queries), shift, keys, values)
         out = state.acc / jnp.where(state.row_sum > 0, state.row_sum, 1)[:, None]
-        out = lax.cond(is_clean, lambda x: x, lambda x: x + _strays(at, lines, given), out)
+        out = lax.cond(is_clean, lambda x: x, lambda x: x + _strays(at, lines, strays), out)
         row_max = state.row_max if shift is None else state.row_max + shift
         return at.put_rows(results[0], out), *map(at.put_line, results[1:], (row_max, state.row_sum))
 
@@ -175,11 +180,15 @@ class QueryTile(NamedTuple):
     def rows_of(self, x: jax.Array) -> jax.Array:
         """Returns its rows ``[rows, D]`` of ``[B, Sq, N, D]``."""
         size = (1, self.call.options.tile[0], 1, x.shape[3])
-        return lax.dynamic_slice(x, (self.batch, self.row0, self.head, 0), size)[0, :, 0]
+        return moved(lambda y, *at: lax.dynamic_slice(y, (*at, 0), size)[0, :, 0], x, self.batch, self.row0, self.head)
 
     def put_rows(self, x: jax.Array, rows: jax.Array) -> jax.Array:
         """Returns ``[B, Sq, N, D]`` with its rows replaced."""
-        return lax.dynamic_update_slice(x, rows.astype(x.dtype)[None, :, None], (self.batch, self.row0, self.head, 0))
+
+        def put(y: jax.Array, new: jax.Array, *at: jax.Array) -> jax.Array:
+            return lax.dynamic_update_slice(y, new[None, :, None], (*at, 0))
+
+        return moved(put, x, narrowed(rows, x.dtype), self.batch, self.row0, self.head)
 
     def line_of(self, x: jax.Array) -> jax.Array:
         """Returns its numbers ``[rows]`` of ``[B, N, Sq]``."""
@@ -192,11 +201,11 @@ class QueryTile(NamedTuple):
     def queries_of(self, x: jax.Array) -> jax.Array:
         """Returns its rows ``[rows, D]`` of ``[B, N, Sq, D]``."""
         size = (1, 1, self.call.options.tile[0], x.shape[3])
-        return lax.dynamic_slice(x, (self.batch, self.head, self.row0, 0), size)[0, 0]
+        return moved(lambda y, *at: lax.dynamic_slice(y, (*at, 0), size)[0, 0], x, self.batch, self.head, self.row0)
 
     def keys_of(self, x: jax.Array, kv_index: Any) -> jax.Array:
         """Returns a key tile of ``[B, Nkv, tiles, ...]``."""
-        return x[self.batch, self.kv_head, kv_index]
+        return moved(lambda y, *at: y[*at], x, self.batch, self.kv_head, jnp.asarray(kv_index))
 
     def lines(self) -> Lines:
         """Returns what the scoring says of the rows."""
