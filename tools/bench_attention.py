@@ -99,11 +99,16 @@ def cases(flags: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows of one case after the other."""
     kinds = itertools.product(flags.dtypes, flags.dims, flags.seq, (False, True), (False, True))
     for dtype, dim, length, causal, backward in () if flags.decode else kinds:
-        heads = flags.heads or multiple(min(4, max(1, 4096 // length)), flags.devices)
+        heads = flags.heads or default_heads(length, flags.devices)
         run = measure_ceiling if flags.ceiling else measure
         yield run(length, dim, dtype, causal, backward, heads, flags.rounds, flags.devices)
     if not flags.ceiling:
         yield measure_decode(flags.rounds, flags.devices)
+
+
+def default_heads(length: int, devices: int) -> int:
+    """Return as many heads for each device, about 4 in all and fewer for long sequences."""
+    return multiple(min(4, max(1, 4096 // length)), devices)
 
 
 def multiple(least: int, of: int) -> int:

@@ -55,6 +55,25 @@ def check() -> None:
         for got, want in zip(jax.tree.leaves(on_two[name]), jax.tree.leaves((out, grads)), strict=True):
             np.testing.assert_array_equal(got, want, err_msg=name)
 
+    # decoding from pages, by key heads
+    pool = rng.normal(size=(2, 6, 16, KV_HEADS * DIM)).astype(np.float32)
+    pages = (
+        rng.normal(size=(2, 1, HEADS * DIM)).astype(np.float32),
+        *pool,
+        np.array([[4, 0, 2], [5, 1, 3]]),
+        np.array([40, 17]),
+    )
+
+    def decode(q, k, v, table, lengths):
+        return aj.ops.fused_infer_attention_score(
+            q, k, v, num_heads=q.shape[2] // DIM, num_key_value_heads=k.shape[2] // DIM, scale_value=0.25,
+            block_table=table, block_size=16, actual_seq_lengths_kv=lengths,
+        ).attention_out  # fmt: skip
+
+    wanted = jax.jit(decode)(*pages)
+    assert float(jnp.abs(wanted).max()) > 0.1
+    np.testing.assert_allclose(shared_out(decode, (BY_HEADS,) * 3 + (P(), P()), BY_HEADS, *pages), wanted, atol=1e-6)
+
     # with one seed, heads that are alike get the same bits on each device; with seeds of their own they do not
     same = [np.concatenate([x[:, :, : x.shape[2] // 2]] * 2, axis=2) for x in (q, k, v)]
     for step, is_same in ((0, True), (1, False)):
