@@ -8,6 +8,7 @@ import pytest
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 PROMISES = {
+    "attention_per_core.py": ["max |difference| from one device", "a device per core:"],
     "all_reduce_sweep.py": ["pipeline with nhr", "sum over 8 cards: [0, 8, 16, 24, 32, 40, 48, 56]"],
     "multi_card_attention.py": ["max |difference| from one card", "not hidden: 0.0 us"],
     "transformer_block.py": ["outputs and gradients", "64 cards, tensor 8 x data 8"],

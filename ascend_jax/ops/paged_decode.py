@@ -19,10 +19,13 @@ from ascend_jax.runtime.loop import varying_together
 
 __all__ = ["paged_decode"]
 
-_CHUNK_ROWS = 128  # rows of keys in one product, or those of a larger page
+# rows of keys in one product, or those of a larger page: 128 KiB of float32, which stay in the cache of a core
+_CHUNK_ROWS = (128, 256)
+_CHUNK_ELEMENTS = 1 << 15
 # that a single product has at a time while there are as many: they share the steps of the softmax, and of more than 8
 # chunks XLA's executor gives some to another core
-_STEP_ROWS = 2048
+_STEP_CHUNKS = 16
+_STEP_ROWS = 4096  # at most, of larger pages
 _PRODUCT_ROWS = 8  # query rows that a product takes at no more than the cost of reading the keys
 
 
@@ -78,11 +81,13 @@ def _decode(
     """Compute :func:`paged_decode` with so many key heads in a product."""
     batch, heads, _, dim = q.shape
     group, parts = heads // kv_heads, kv_heads // joined
-    step = max(1, _CHUNK_ROWS // block_size)  # pages of a chunk
+    rows_of_chunk = min(max(_CHUNK_ELEMENTS // (joined * dim), _CHUNK_ROWS[0]), _CHUNK_ROWS[1])
+    step = max(1, rows_of_chunk // block_size)  # pages of a chunk
     chunk_rows = step * block_size
     table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % step)))
     # of several products in a step the keys would not stay in the cache
-    together = max(1, min(_STEP_ROWS // chunk_rows, table.shape[1] // step)) if parts == 1 else 1
+    most_chunks = min(_STEP_CHUNKS, _STEP_ROWS // chunk_rows, table.shape[1] // step)
+    together = max(1, most_chunks) if parts == 1 else 1
     kind = jnp.promote_types(q.dtype, jnp.float32)
     queries = (q.astype(kind) * jnp.asarray(scale, kind)).reshape(batch, parts, joined, group, dim)
     queries = _apart(queries).reshape(batch, parts, joined * group, joined * dim)

@@ -96,8 +96,8 @@ def test_a_traced_table_never_reads_another_page():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_decoding_reads_the_pages_where_they_are(dtype):
     """Whole spans of pages and a rest; temporary memory is that of a few pages, whatever the type."""
-    q, k, v = (jnp.asarray(x, dtype) for x in draw((2, 1, N * D), (192, 128, K * D), (192, 128, K * D), seed=5))
-    table, lengths = np.random.default_rng(5).permutation(192)[:96].reshape(2, 48), np.array([48 * 128 - 200, 700])
+    q, k, v = (jnp.asarray(x, dtype) for x in draw((2, 1, N * D), (384, 128, K * D), (384, 128, K * D), seed=5))
+    table, lengths = np.random.default_rng(5).permutation(384)[:96].reshape(2, 48), np.array([48 * 128 - 200, 700])
     run = jax.jit(
         lambda *pools: fused_infer_attention_score(
             q, *pools, block_table=jnp.asarray(table), block_size=128, actual_seq_lengths_kv=jnp.asarray(lengths),

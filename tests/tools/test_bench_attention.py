@@ -1,11 +1,28 @@
 """The attention benchmark and the tuner run, and say what they promise."""
 
 import importlib.util
+import json
+import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
 TOOLS = pathlib.Path(__file__).parent.parent.parent / "tools"
+ON_TWO = """
+import jax, json
+jax.config.update("jax_num_cpu_devices", 2)
+import bench_attention as bench
+rows = bench.measure(64, 16, "float32", True, True, 2, 1, 2)
+rows += bench.measure_ceiling(64, 16, "bfloat16", False, True, 2, 1, 2) + bench.measure_decode(1, 2, 256)
+print(json.dumps({"rows": rows, "ratios": bench.ratios(rows)}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def beside(monkeypatch):
+    monkeypatch.syspath_prepend(TOOLS)
 
 
 def load(name):
@@ -40,6 +57,57 @@ def test_ratios_are_taken_case_by_case():
         "float32 causal fwd / jax.nn": pytest.approx(4),
         "float32 causal / full speed fwd": pytest.approx(2),
     }
+
+
+def test_what_one_device_gives_is_said_apart():
+    bench = load("bench_attention")
+    times = {"flash": 2.0, "flash 1 device": 3.0, "torch": 6.0}
+    rows = [{"case": "float32 S=1024 D=64 full fwd", "impl": name, "ms": ms} for name, ms in times.items()]
+    times = {"flash": 6.0, "read": 4.0, "flash 1 device": 8.0}
+    rows += [{"case": "float32 decode B=4", "impl": name, "ms": ms} for name, ms in times.items()]
+    assert bench.ratios(rows) == {
+        "float32 full fwd / flash 1 device": pytest.approx(1.5),
+        "float32 full fwd / torch": pytest.approx(3),
+        "float32 full fwd / torch, 1 device": pytest.approx(2),
+        "decode time / time to read the bytes": pytest.approx(1.5),
+        "decode time / time to read the bytes, 1 device": pytest.approx(2),
+    }
+
+
+def run(*arguments):
+    environment = os.environ | {"PYTHONPATH": f"{TOOLS}{os.pathsep}{TOOLS.parent}"}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=300)
+
+
+def test_all_run_on_a_device_for_each_core():
+    done = run("-c", ON_TWO)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    of_case = {}
+    for row in found["rows"]:
+        of_case.setdefault(row["case"], {})[row["impl"]] = row
+    causal, full, decode = of_case.values()
+    assert causal.keys() - {"torch"} == {"flash", "flash 1 device", "jax.nn", "naive"}
+    assert full.keys() - {"torch"} == {"flash", "flash 1 device", "products", "softmax"}
+    assert decode.keys() == {"flash", "flash 1 device", "read"}
+    assert causal["flash"]["temp_bytes"] > 0
+    assert "decode time / time to read the bytes, 1 device" in found["ratios"]
+
+
+def test_heads_that_do_not_divide_are_refused():
+    done = run(TOOLS / "bench_attention.py", "--heads", "3", "--devices", "2")
+    assert done.returncode == 2
+    assert "give a multiple of 2 heads, or --devices 1" in done.stderr
+
+
+def test_devices_that_are_not_there_are_refused():
+    with pytest.raises(ValueError, match="set jax_num_cpu_devices before its first use"):
+        load("bench_attention").measure(64, 16, "float32", True, False, 99, 1, devices=99)
+
+
+@pytest.mark.parametrize(("length", "devices", "heads"), [(1024, 2, 4), (4096, 2, 2), (8192, 1, 1), (512, 8, 8)])
+def test_each_device_has_as_many_heads(length, devices, heads):
+    assert load("bench_attention").default_heads(length, devices) == heads
 
 
 def test_the_table_is_written_as_it_is_read(tmp_path):

@@ -1,0 +1,155 @@
+"""What `bench_attention.py` times: attention in JAX and in torch, shared out over CPU devices, and bare tile steps."""
+
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from ascend_jax.runtime.loop import varying_together
+
+Run = Callable[[], object]
+HEADS = P(None, None, "core")  # [B, T, N, D] by heads; [.., .., N D] too, a head's columns lie side by side
+SETTLE_S = 0.02  # torch's threads spin for some milliseconds, on the cores that the next in turn needs
+LONG_ROUND_MS = 400.0  # a round of all implementations that takes longer is run 3 times at most
+
+
+def make_mesh(devices: int) -> Mesh | None:
+    """Return so many devices side by side; None for a single one, which needs no `shard_map`."""
+    found = jax.devices()
+    if devices > len(found):
+        raise ValueError(f"devices = {devices}: JAX has {len(found)}; set jax_num_cpu_devices before its first use")
+    return Mesh(np.array(found[:devices]), ("core",)) if devices > 1 else None
+
+
+def place(x: Any, mesh: Mesh | None, spec: P) -> jax.Array:
+    """Put an array where its shards are needed."""
+    return jax.device_put(x, jax.devices()[0] if mesh is None else NamedSharding(mesh, spec))
+
+
+def compiled_run(
+    function: Callable[..., Any], given: tuple[Any, ...], mesh: Mesh | None, specs: Any, out_specs: Any
+) -> tuple[Run, int]:
+    """Compile a function of each device's shards; return what runs it once, and its temporary bytes on all devices."""
+    devices = 1 if mesh is None else mesh.size
+    if mesh is not None:
+        function = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=out_specs)
+    placed = [place(x, mesh, spec) for x, spec in zip(given, specs, strict=True)]
+    compiled = jax.jit(function).lower(*placed).compile()
+    temp_bytes = compiled.memory_analysis().temp_size_in_bytes * devices
+    return lambda: jax.block_until_ready(compiled(*placed)), temp_bytes
+
+
+def jax_run(
+    function: Callable[..., jax.Array], operands: list[jax.Array], backward: bool, mesh: Mesh | None
+) -> tuple[Run, int]:
+    """Compile a case, by heads; return what runs it once, and its temporary bytes."""
+
+    def train(q: jax.Array, k: jax.Array, v: jax.Array, d_out: jax.Array) -> object:
+        out, pull = jax.vjp(function, q, k, v)
+        return out, pull(d_out)
+
+    given = tuple(operands if backward else operands[:3])
+    return compiled_run(train if backward else function, given, mesh, (HEADS,) * len(given), HEADS)
+
+
+def torch_run(arrays: list[np.ndarray], dtype: str, causal: bool, backward: bool, threads: int | None) -> Run | None:
+    """Return what runs torch's fused CPU attention once, or None without torch; None threads: as many as it likes."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    if threads is not None:
+        torch.set_num_threads(threads)
+    q, k, v, d_out = (torch.tensor(x).swapaxes(1, 2).contiguous().to(getattr(torch, dtype)) for x in arrays)
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def forward() -> object:
+        with torch.no_grad():
+            return attention(q, k, v, is_causal=causal)
+
+    def train() -> object:
+        return torch.autograd.grad(attention(q, k, v, is_causal=causal), (q, k, v), d_out)
+
+    if backward:
+        for x in (q, k, v):
+            x.requires_grad_(True)
+    return train if backward else forward
+
+
+def bare_products(
+    tile: tuple[int, int], dim: int, kind: str, tiles: int, backward: bool, mesh: Mesh | None = None
+) -> Run:
+    """Return what runs the two products of a tile forward, and the five backward, so many times."""
+    rng = np.random.default_rng(0)
+    rows, cols = tile
+    shapes = {
+        "rows": (2, 1 + 2 * backward, rows, dim), "keys": (dim, cols), "weights": (rows, cols),
+        "values": (2, 1 + backward, cols, dim), "columns": (2, 2 * backward, dim, rows),
+    }  # fmt: skip
+    given = {name: jnp.asarray(rng.normal(size=shape), kind) for name, shape in shapes.items()}
+
+    def step(n: int, _: Any, x: dict[str, jax.Array]) -> Any:
+        x = x | {name: x[name][n % 2] for name in ("rows", "values", "columns")}  # so that every step has to be done
+        dot = functools.partial(jnp.dot, precision="highest", preferred_element_type=jnp.float32)
+        scores = [dot(each, x["keys"]) for each in x["rows"]]  # forward, again backward, and d_out v^T
+        sums = [dot(x["weights"], each) for each in x["values"]]  # out, dq
+        return scores, sums, [dot(each, x["weights"]) for each in x["columns"]]  # dk, dv
+
+    return repeated(step, given, tiles, mesh)
+
+
+def bare_softmax(tile: tuple[int, int], tiles: int, backward: bool, mesh: Mesh | None = None) -> Run:
+    """Return what the softmax of a tile takes forward, and backward, so many times."""
+    scores = jnp.asarray(np.random.default_rng(0).normal(size=(2, *tile)).astype(np.float32))
+
+    def step(n: int, state: Any, scores: jax.Array) -> Any:
+        highest = scores[n % 2].max(axis=1)
+        weights = jnp.exp(scores[n % 2] - highest[:, None])
+        again = jnp.exp(scores[n % 2] - state[0][:, None]) * scores[1 - n % 2] if backward else 0.0
+        return highest, weights.sum(axis=1), weights, jnp.asarray(again)
+
+    return repeated(step, scores, tiles, mesh)
+
+
+def repeated(step: Callable[..., Any], given: Any, times: int, mesh: Mesh | None) -> Run:
+    """Compile ``state = step(n, state, given)``, so many times in all, of which each device does its share."""
+    devices = 1 if mesh is None else mesh.size
+    leaves, tree = jax.tree.flatten(given)
+    of_each = tuple(jnp.broadcast_to(x, (devices, *x.shape)) for x in leaves)
+
+    def run(*leaves: jax.Array) -> Any:
+        given = jax.tree.unflatten(tree, [x[0] for x in leaves])
+        like = jax.eval_shape(lambda: step(0, (jnp.zeros(1),), given))
+        start = varying_together(given, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like))[1]
+        state = jax.lax.fori_loop(
+            0, -(-times // devices), lambda n, state: varying_together(given, step(n, state, given))[1], start
+        )
+        return jax.tree.map(lambda x: x[None], state)
+
+    return compiled_run(run, of_each, mesh, (P("core"),) * len(of_each), P("core"))[0]
+
+
+def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, float]:
+    """Return the median milliseconds of each run, all taking turns."""
+    for run in runs.values():
+        run()
+    times = [{name: milliseconds(run) for name, run in runs.items()}]
+    while len(times) < (min(rounds, 3) if sum(times[0].values()) > LONG_ROUND_MS else rounds):
+        times.append({name: milliseconds(run) for name, run in runs.items()})
+    return {name: statistics.median(each[name] for each in times) for name in runs}
+
+
+def milliseconds(run: Run) -> float:
+    """Return what one run takes, once the threads of the one before have stopped spinning for more work."""
+    time.sleep(SETTLE_S)
+    run()  # untimed: a core that slept needs milliseconds to wake up, whatever it is to run
+    start = time.perf_counter()
+    run()
+    return (time.perf_counter() - start) * 1e3
