@@ -290,9 +290,20 @@ def test_memory_grows_linearly(mode):
 def test_host_tiles_cover_with_little_padding():
     assert host_tiles(1, 0) == (16, 16)
     for length in range(1, 3000, 7):
-        tile, _ = host_tiles(length, 1, backend="cpu")
-        assert tile <= 512
-        assert -(-length // tile) * tile - length < 16 * -(-length // 512)
+        for cores, skips in itertools.product((1, 2), (True, False)):
+            tile, _ = host_tiles(length, 1, backend="cpu", cores=cores, skips=skips)
+            tiles = -(-length // tile)
+            assert tile <= 1024
+            assert tiles * tile - length < 16 * tiles
+
+
+def test_host_tiles_are_smaller_where_they_can_be_skipped_and_for_a_single_core():
+    sizes = [
+        np.prod(host_tiles(1024, 1024, 64, backend="cpu", cores=cores, skips=skips))
+        for cores, skips in itertools.product((2, 1), (False, True))
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) > 2
 
 
 class TestRefusals:

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ascend_jax.ops.attention.online_softmax import Call, QueryTile, make_call, mask_scores
 from ascend_jax.ops.attention.products import (
     dot,
     dot_keys,
@@ -31,6 +30,7 @@ from ascend_jax.ops.attention.products import (
     scaled,
     upcast,
 )
+from ascend_jax.ops.attention.query_tile import Call, QueryTile, make_call, mask_scores
 from ascend_jax.ops.attention.scoring import (
     Options,
     Scoring,
