@@ -7,15 +7,19 @@ Prints each case as soon as it is measured (with ``--json`` to stderr). By defau
 ``--full`` takes S from 512 to 8,192 and D of 64 and 128, and many minutes.
 
 JAX gets a CPU device for each core (``--devices``), and every JAX implementation runs on all of them under one
-``jax.shard_map`` over the heads; torch gets as many threads. Row "flash 1 device" is the plain call, whose one device
-has the same cores. ``--devices 1`` measures only that, and leaves torch its own choice of threads.
+``jax.shard_map`` over the heads; torch gets a thread for each core. Rows "... 1 device" are plain calls, whose one
+device has all cores. ``--devices 1`` measures only those, and leaves torch its own choice of threads.
 
 Peers: ``torch.nn.functional.scaled_dot_product_attention`` (if torch is installed), ``jax.nn.dot_product_attention``,
-and the unfused form. Every round runs each implementation once, in turn, so that a busy machine disturbs all alike;
-figures are medians, of 3 rounds where one takes long. FLOPs are those of the visible pairs, 4 D each forward and 3.5
-times that with backward, for every implementation, whatever it really computes. ``temp_bytes`` is what XLA allocates
-beside operands and results, on all devices; for torch it is not known. Threads of torch wait for one another at every
-step: while other programs hold one of the cores, torch loses more than the rest, and the ratios flatter.
+and the unfused form ("naive"); the last two are left out where their scores take more than 256 MiB. Every round runs
+each implementation once untimed and once timed, in turn, so that a busy machine disturbs all alike; figures are medians,
+of 3 rounds where one takes long. FLOPs are those of the visible pairs, 4 D each forward and 3.5 times that with backward,
+for every implementation, whatever it really computes. ``temp_bytes`` is what XLA allocates beside operands and results,
+on all devices; for torch it is not known. Threads of torch wait for one another at every step: while other programs hold
+one of the cores, torch loses more than the rest, and the ratios flatter.
+
+Ratios tell how many times as fast "flash" is as each peer, a peer in JAX being taken where it is faster, on one device
+or on all; each is the median over S of at least 1,024. What ends in ", 1 device" says so of "flash 1 device".
 
 ``--ceiling`` tells how fast attention could be at best with XLA's products: beside flash and torch it times "products",
 the 2-D products (two forward, five backward) of as many host tiles as the visible pairs fill, in the operand type that
@@ -52,26 +56,31 @@ from attention_runs import (
 
 import ascend_jax as aj
 
+DTYPES = ("float32", "bfloat16", "float16")
 NAIVE_LIMIT_BYTES = 1 << 28  # of scores: longer cases leave out the peers that hold them
 
 
 def main() -> None:
     """Run the cases and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="results and ratios as JSON; the table goes to stderr")
     parser.add_argument("--full", action="store_true", help="S from 512 to 8,192, D of 64 and 128, 5 rounds")
-    parser.add_argument("--seq", type=int, nargs="+")
-    parser.add_argument("--dims", type=int, nargs="+")
-    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--heads", type=int, help="a multiple of the devices; by default about 4, fewer from 2,048 on")
-    parser.add_argument("--devices", type=int, default=usable_cores(), help="CPU devices of JAX, by default one a core")
-    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--seq", type=at_least_one, nargs="+", help="lengths of the sequence")
+    parser.add_argument("--dims", type=at_least_one, nargs="+", help="head dimensions")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES[:2])
+    parser.add_argument(
+        "--heads", type=at_least_one, help="a multiple of the devices; by default about 4, fewer from 2,048 on"
+    )
+    parser.add_argument(
+        "--devices", type=at_least_one, default=usable_cores(), help="CPU devices of JAX, by default one a core"
+    )
+    parser.add_argument("--rounds", type=at_least_one, help="timed runs of each case")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--decode", action="store_true", help="only the paged decode case")
     only.add_argument("--ceiling", action="store_true", help="only flash and torch beside bare products and softmax")
     flags = parser.parse_args()
-    if flags.devices < 1:
-        parser.error(f"--devices {flags.devices}: give at least 1")
+    if flags.devices > usable_cores():
+        parser.error(f"--devices {flags.devices}: give at most {usable_cores()}, one for each core of this process")
     if flags.heads and flags.heads % flags.devices:
         at = f"--heads {flags.heads} --devices {flags.devices}"
         parser.error(f"{at}: each device takes as many heads; give a multiple of {flags.devices} heads, or --devices 1")
@@ -89,6 +98,14 @@ def main() -> None:
         return
     for name, ratio in report["ratios"].items():
         print(f"{name:<50} {ratio:.2f}")
+
+
+def at_least_one(text: str) -> int:
+    """Return the number that a flag gives."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number}: give at least 1")
+    return number
 
 
 def usable_cores() -> int:
@@ -142,18 +159,19 @@ def measure(
         "jax.nn": lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=causal),
         "naive": lambda q, k, v: aj.ops.plain_attention(q, k, v, causal=causal),
     }
-    functions = {"flash": lambda q, k, v: aj.flash_attention(q, k, v, causal=causal)}
-    if others is None and heads * length * length * 4 <= NAIVE_LIMIT_BYTES:
-        functions |= holds_scores
+    if others is not None or heads * length * length * 4 > NAIVE_LIMIT_BYTES:
+        holds_scores = {}
+    functions = {"flash": lambda q, k, v: aj.flash_attention(q, k, v, causal=causal)} | holds_scores
     mesh = make_mesh(devices)
     runs, temps = dict(others or {}), dict.fromkeys(others or {})
     for name, function in functions.items():
         runs[name], temps[name] = jax_run(function, operands, backward, mesh)
     if mesh is not None:
-        tile = aj.ops.host_tiles(length, length, dim, skips=causal, cores=devices)  # of a device that has all cores
-        alone = functools.partial(aj.flash_attention, causal=causal, tile=tile)
-        runs["flash 1 device"], temps["flash 1 device"] = jax_run(alone, operands, backward, None)
-    torch_call = torch_run(arrays, dtype, causal, backward, None if mesh is None else devices)
+        tile = aj.ops.host_tiles(length, length, dim, skips=causal, cores=usable_cores())  # one device has all cores
+        alone = {"flash": functools.partial(aj.flash_attention, causal=causal, tile=tile)} | holds_scores
+        for name, function in alone.items():
+            runs[f"{name} 1 device"], temps[f"{name} 1 device"] = jax_run(function, operands, backward, None)
+    torch_call = torch_run(arrays, dtype, causal, backward, None if mesh is None else usable_cores())
     if torch_call is not None:
         runs["torch"], temps["torch"] = torch_call, None
     flops = 4 * dim * heads * visible_pairs(length, causal) * (3.5 if backward else 1)
@@ -220,7 +238,8 @@ def measure_decode(rounds: int, devices: int = 1, length: int = 16384) -> list[d
 def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Return how many times as fast ``flash`` is as each peer, the median over S >= 1,024 of each kind of case.
 
-    What ends in ", 1 device" is said of "flash 1 device".
+    A peer in JAX counts where it is faster, on one device or on all. What ends in ", 1 device" is said of
+    "flash 1 device".
     """
     by_case: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -235,8 +254,10 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
         dtype, length, _, kind, what = case.split()
         if int(length[2:]) < 1024:
             continue
-        for peer in [name for name in times if name not in ("flash", "products", "softmax")]:
-            found.setdefault(f"{dtype} {kind} {what} / {peer}", []).append(times[peer] / times["flash"])
+        for peer in ("jax.nn", "naive", "flash 1 device", "torch"):
+            if peer in times:
+                fastest = min(times[peer], times.get(f"{peer} 1 device", math.inf))
+                found.setdefault(f"{dtype} {kind} {what} / {peer}", []).append(fastest / times["flash"])
         if {"flash 1 device", "torch"} <= times.keys():
             alone = times["torch"] / times["flash 1 device"]
             found.setdefault(f"{dtype} {kind} {what} / torch, 1 device", []).append(alone)

@@ -61,11 +61,12 @@ def test_ratios_are_taken_case_by_case():
 
 def test_what_one_device_gives_is_said_apart():
     bench = load("bench_attention")
-    times = {"flash": 2.0, "flash 1 device": 3.0, "torch": 6.0}
+    times = {"flash": 2.0, "jax.nn": 9.0, "flash 1 device": 3.0, "jax.nn 1 device": 8.0, "torch": 6.0}
     rows = [{"case": "float32 S=1024 D=64 full fwd", "impl": name, "ms": ms} for name, ms in times.items()]
     times = {"flash": 6.0, "read": 4.0, "flash 1 device": 8.0}
     rows += [{"case": "float32 decode B=4", "impl": name, "ms": ms} for name, ms in times.items()]
     assert bench.ratios(rows) == {
+        "float32 full fwd / jax.nn": pytest.approx(4),
         "float32 full fwd / flash 1 device": pytest.approx(1.5),
         "float32 full fwd / torch": pytest.approx(3),
         "float32 full fwd / torch, 1 device": pytest.approx(2),
@@ -87,17 +88,33 @@ def test_all_run_on_a_device_for_each_core():
     for row in found["rows"]:
         of_case.setdefault(row["case"], {})[row["impl"]] = row
     causal, full, decode = of_case.values()
-    assert causal.keys() - {"torch"} == {"flash", "flash 1 device", "jax.nn", "naive"}
+    alone = {"flash 1 device", "jax.nn 1 device", "naive 1 device"}
+    assert causal.keys() - {"torch"} == {"flash", "jax.nn", "naive"} | alone
     assert full.keys() - {"torch"} == {"flash", "flash 1 device", "products", "softmax"}
     assert decode.keys() == {"flash", "flash 1 device", "read"}
     assert causal["flash"]["temp_bytes"] > 0
     assert "decode time / time to read the bytes, 1 device" in found["ratios"]
 
 
-def test_heads_that_do_not_divide_are_refused():
-    done = run(TOOLS / "bench_attention.py", "--heads", "3", "--devices", "2")
-    assert done.returncode == 2
-    assert "give a multiple of 2 heads, or --devices 1" in done.stderr
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--heads 3 --devices 2", "--heads 3 --devices 2: each device takes as many heads; give a multiple of 2 heads"),
+        ("--devices 3", "--devices 3: give at most 2, one for each core of this process"),
+        ("--seq 1024 0", "argument --seq: 0: give at least 1"),
+        ("--dims 0", "argument --dims: 0: give at least 1"),
+        ("--heads 0", "argument --heads: 0: give at least 1"),
+        ("--rounds -1", "argument --rounds: -1: give at least 1"),
+        ("--dtypes float64", "argument --dtypes: invalid choice: 'float64'"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused(flags, message, monkeypatch, capsys):
+    bench = load("bench_attention")
+    monkeypatch.setattr(bench, "usable_cores", lambda: 2)
+    monkeypatch.setattr(sys, "argv", ["bench_attention.py", *flags.split()])
+    with pytest.raises(SystemExit, match="2"):
+        bench.main()
+    assert message in capsys.readouterr().err
 
 
 def test_devices_that_are_not_there_are_refused():
