@@ -12,11 +12,11 @@ device has all cores. ``--devices 1`` measures only those, and leaves torch its 
 
 Peers: ``torch.nn.functional.scaled_dot_product_attention`` (if torch is installed), ``jax.nn.dot_product_attention``,
 and the unfused form ("naive"); the last two are left out where their scores take more than 256 MiB. Every round runs
-each implementation once untimed and once timed, in turn, so that a busy machine disturbs all alike; figures are medians,
-of 3 rounds where one takes long. FLOPs are those of the visible pairs, 4 D each forward and 3.5 times that with backward,
-for every implementation, whatever it really computes. ``temp_bytes`` is what XLA allocates beside operands and results,
-on all devices; for torch it is not known. Threads of torch wait for one another at every step: while other programs hold
-one of the cores, torch loses more than the rest, and the ratios flatter.
+each implementation once untimed and once timed, in turn, so that a busy machine disturbs all alike; figures are
+medians, of 3 rounds where one takes long. FLOPs are those of the visible pairs, 4 D each forward and 3.5 times that
+with backward, for every implementation, whatever it really computes. ``temp_bytes`` is what XLA allocates beside
+operands and results, on all devices; for torch it is not known. Threads of torch wait for one another at every step:
+while other programs hold one of the cores, torch loses more than the rest, and the ratios flatter.
 
 Ratios tell how many times as fast "flash" is as each peer, a peer in JAX being taken where it is faster, on one device
 or on all; each is the median over S of at least 1,024. What ends in ", 1 device" says so of "flash 1 device".

@@ -6,11 +6,11 @@ For each length and head dimension, every tile runs a training step, without a m
 turns; the least median wins. A length stands for all up to half the next one. bfloat16 is multiplied as it is where
 that saves a twentieth; float16 never, because its range is too small for gradients divided by a row sum. ``--write``
 replaces the rows of this backend in ``ascend_jax/ops/attention/host_tile_table.py`` and leaves those of the others.
-``--one-core`` measures on one core, for the devices of a CPU that have one each.
+Rows that say what the next one says are left out. ``--one-core`` measures on one core (Linux only), for the devices of
+a CPU that have one each, and writes only their tiles.
 """
 
 import argparse
-import importlib.util
 import os
 import pathlib
 import statistics
@@ -36,12 +36,16 @@ K = TypeVar("K")
 def main() -> None:
     """Tune, print, and write on demand."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seq", type=int, nargs="+", default=[1024, 4096])
-    parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 256])
-    parser.add_argument("--one-core", action="store_true")
+    parser.add_argument("--write", action="store_true", help="replace the rows of this backend in the table")
+    parser.add_argument("--rounds", type=int, default=5, help="timed runs of each tile")
+    parser.add_argument("--seq", type=int, nargs="+", default=[1024, 4096], help="lengths of the sequence")
+    parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 256], help="head dimensions")
+    parser.add_argument("--one-core", action="store_true", help="measure on one core, for devices that have one each")
     flags = parser.parse_args()
+    if min(flags.rounds, *flags.seq, *flags.dims) < 1:
+        parser.error("--rounds, --seq and --dims are at least 1")
+    if flags.one_core and not hasattr(os, "sched_setaffinity"):
+        parser.error("--one-core: this system does not bind a process to a core; run it on Linux")
     if flags.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     rows: list[Row] = []
@@ -56,13 +60,30 @@ def main() -> None:
             # a length stands for all up to half the next one
             longest = 0 if length == max(flags.seq) else min(x for x in flags.seq if x > length) // 2
             rows.append((longest, 0 if dim == max(flags.dims) else dim, best[0], best[1]))
+    rows = shortened(rows)
     narrow = ("bfloat16",) if narrow_gain(flags.rounds) > 1.05 else ()
     print(f"multiplied as they are: {narrow}")
     if flags.write:
-        path = pathlib.Path(importlib.util.find_spec(host_tile_table.__name__).origin)  # type: ignore[union-attr,arg-type]
         backend = jax.default_backend()
         tiles = {**host_tile_table.HOST_TILES, f"{backend} core" if flags.one_core else backend: tuple(rows)}
-        path.write_text(render(tiles, {**host_tile_table.NARROW_PRODUCTS, backend: narrow}))
+        types = {**host_tile_table.NARROW_PRODUCTS} | ({} if flags.one_core else {backend: narrow})
+        pathlib.Path(host_tile_table.__file__).write_text(render(tiles, types))
+
+
+def shortened(rows: list[Row]) -> list[Row]:
+    """Return the rows without those whose shapes find the same tiles in what follows.
+
+    >>> small, large = ((256, 256), (256, 256)), ((512, 512), (256, 256))
+    >>> shortened([(2048, 64, *small), (2048, 0, *small), (0, 64, *large), (0, 0, *large)])
+    [(2048, 0, (256, 256), (256, 256)), (0, 0, (512, 512), (256, 256))]
+    """
+    kept: list[Row] = []
+    for row in reversed(rows):
+        is_last_of_length = not kept or kept[0][0] != row[0]
+        following = kept if is_last_of_length else kept[:1]
+        if not following or any(each[2:] != row[2:] for each in following):
+            kept.insert(0, row)
+    return kept
 
 
 def measure(length: int, dim: int, causal: bool, rounds: int) -> dict[Tile, float]:
@@ -111,7 +132,9 @@ def render(table: dict[str, tuple[Row, ...]], narrow: dict[str, tuple[str, ...]]
         "",
         "HOST_TILES: dict[str, tuple[tuple[int, int, tuple[int, int], tuple[int, int]], ...]] = {",
     ]
-    lines += [f'    "{backend}": {rows},' for backend, rows in sorted(table.items())]
+    for backend, rows in sorted(table.items()):
+        each = [f'    "{backend}": (', *(f"        {row}," for row in rows), "    ),"]
+        lines += each if len(rows) > 1 else [f'    "{backend}": {rows},']
     lines += ["}", "", "NARROW_PRODUCTS: dict[str, tuple[str, ...]] = {"]
     lines += [f'    "{backend}": ' + repr(types).replace("'", '"') + "," for backend, types in sorted(narrow.items())]
     return "\n".join([*lines, "}"]) + "\n"

@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -127,13 +128,42 @@ def test_each_device_has_as_many_heads(length, devices, heads):
     assert load("bench_attention").default_heads(length, devices) == heads
 
 
-def test_the_table_is_written_as_it_is_read(tmp_path):
+def test_the_table_is_written_as_it_stands():
     tune = load("tune_attention")
-    from ascend_jax.ops.attention.host_tile_table import HOST_TILES, NARROW_PRODUCTS
+    table = tune.host_tile_table
+    stands = pathlib.Path(table.__file__).read_text()
+    assert tune.render(table.HOST_TILES, table.NARROW_PRODUCTS) == stands
 
+
+def test_rows_that_the_next_ones_repeat_are_left_out():
+    shortened = load("tune_attention").shortened
+    small, large = ((256, 256), (256, 256)), ((512, 512), (256, 256))
+    last = [(2048, 128, *large), (2048, 0, *large), (0, 64, *large), (0, 0, *large)]
+    assert shortened([(512, 0, *large), (2048, 64, *small), *last]) == [
+        (512, 0, *large),
+        (2048, 64, *small),
+        (0, 0, *large),
+    ]
+    needed = [(2048, 0, *large), (0, 64, *small), (0, 0, *large)]
+    assert shortened(needed) == needed
+
+
+def test_one_core_writes_its_tiles_and_no_types(tmp_path, monkeypatch):
+    tune = load("tune_attention")
+    before, written = tune.host_tile_table, tmp_path / "table.py"
+    names = ("HOST_TILES", "NARROW_PRODUCTS", "__doc__")
+    copy = types.SimpleNamespace(**{name: getattr(before, name) for name in names}, __file__=written)
+    monkeypatch.setattr(tune, "host_tile_table", copy)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(tune, "measure", lambda length, dim, causal, rounds: {(64, 64): 2.0, (32, 16 << causal): 1.0})
+    monkeypatch.setattr(tune, "narrow_gain", lambda rounds: 1.0)
+    monkeypatch.setattr(sys, "argv", ["tune_attention.py", "--write", "--one-core"])
+    tune.main()
     space = {}
-    exec(compile(tune.render(HOST_TILES, NARROW_PRODUCTS), "host_tile_table.py", "exec"), space)
-    assert (space["HOST_TILES"], space["NARROW_PRODUCTS"]) == (HOST_TILES, NARROW_PRODUCTS)
+    exec(compile(written.read_text(), "table.py", "exec"), space)
+    assert space["HOST_TILES"] == before.HOST_TILES | {"cpu core": ((0, 0, (32, 16), (32, 32)),)}
+    assert space["NARROW_PRODUCTS"] == before.NARROW_PRODUCTS
 
 
 def test_the_ceiling_is_that_of_products_and_softmax_alone():
