@@ -55,6 +55,17 @@ def check() -> None:
         for got, want in zip(jax.tree.leaves(on_two[name]), jax.tree.leaves((out, grads)), strict=True):
             np.testing.assert_array_equal(got, want, err_msg=name)
 
+    # a key head that every device has whole, and the batch shared out
+    def with_lse(q, k, v):
+        return aj.flash_attention(q, k, v, causal="lower_right", return_lse=True, tile=32)
+
+    whole = (q, k[:, :, :1], v[:, :, :1]), (BY_HEADS, P(), P()), BY_HEADS
+    batch = [np.concatenate([x, x[:, ::-1]]) for x in (q, k, v)], (P("core"),) * 3, P("core")
+    for operands, in_specs, spec in (whole, batch):
+        found = shared_out(with_lse, in_specs, (spec, spec), *operands)
+        for got, want in zip(found, jax.jit(with_lse)(*operands), strict=True):
+            np.testing.assert_array_equal(got, want)
+
     # decoding from pages, by key heads
     pool = rng.normal(size=(2, 6, 16, KV_HEADS * DIM)).astype(np.float32)
     pages = (
