@@ -19,7 +19,8 @@ operands and results, on all devices; for torch it is not known. Threads of torc
 while other programs hold one of the cores, torch loses more than the rest, and the ratios flatter.
 
 Ratios tell how many times as fast "flash" is as each peer, a peer in JAX being taken where it is faster, on one device
-or on all; each is the median over S of at least 1,024. What ends in ", 1 device" says so of "flash 1 device".
+or on all; each is the median over S of at least 1,024. What ends in ", 1 device" says so of "flash 1 device". Only
+"causal / full speed" compares two cases, which do not take turns: on a busy machine it says little.
 
 ``--ceiling`` tells how fast attention could be at best with XLA's products: beside flash and torch it times "products",
 the 2-D products (two forward, five backward) of as many host tiles as the visible pairs fill, in the operand type that
