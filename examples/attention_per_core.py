@@ -31,10 +31,11 @@ def main() -> None:
     alone = [jax.device_put(x, devices[0]) for x in arrays]
     apart = [jax.device_put(x, NamedSharding(mesh, by_heads)) for x in arrays]
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return aj.flash_attention(q, k, v, causal=True)
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, tile: tuple[int, int] | None = None) -> jax.Array:
+        return aj.flash_attention(q, k, v, causal=True, tile=tile)
 
-    on_one = jax.jit(attend).lower(*alone).compile()
+    tile = aj.ops.host_tiles(SEQ, SEQ, DIM, cores=cores)  # a device alone has all cores: the tile that suits it
+    on_one = jax.jit(lambda *x: attend(*x, tile)).lower(*alone).compile()
     on_each = jax.jit(jax.shard_map(attend, mesh=mesh, in_specs=by_heads, out_specs=by_heads)).lower(*apart).compile()
     difference = np.abs(np.asarray(on_each(*apart)) - np.asarray(on_one(*alone))).max()
     print(f"{cores} core(s), {shape[2]} heads of {SEQ} rows")

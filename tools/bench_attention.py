@@ -85,6 +85,7 @@ def main() -> None:
     if flags.heads and flags.heads % flags.devices:
         at = f"--heads {flags.heads} --devices {flags.devices}"
         parser.error(f"{at}: each device takes as many heads; give a multiple of {flags.devices} heads, or --devices 1")
+    jax.config.update("jax_platforms", "cpu")  # torch has the CPU too
     jax.config.update("jax_num_cpu_devices", flags.devices)
     lengths, dims, rounds = ([512, 1024, 2048, 4096, 8192], [64, 128], 5) if flags.full else ([1024, 4096], [64], 3)
     flags.seq, flags.dims, flags.rounds = flags.seq or lengths, flags.dims or dims, flags.rounds or rounds
