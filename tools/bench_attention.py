@@ -139,7 +139,7 @@ def multiple(least: int, of: int) -> int:
 def line(row: dict[str, Any]) -> str:
     """Return a row of the table."""
     temp = "-" if row["temp_bytes"] is None else f"{row['temp_bytes'] / 2**20:.1f} MiB"
-    return f"{row['case']:<40} {row['impl']:<14} {row['ms']:9.2f} ms {row['gflops']:8.1f} GFLOP/s  temp {temp}"
+    return f"{row['case']:<40} {row['impl']:<15} {row['ms']:9.2f} ms {row['gflops']:8.1f} GFLOP/s  temp {temp}"
 
 
 def measure(
