@@ -284,6 +284,19 @@ def test_gradient_of_the_scale(function):
         assert float(value(0.3)[1]) == pytest.approx(float(slope), rel=1e-6)
 
 
+def test_second_derivatives_of_a_small_call_are_right():
+    """Where the keys are one tile, reverse mode goes through twice."""
+
+    def curvature(function):
+        def value(q):
+            out, lse = function(q, KEYS[:1, :9], V[:1, :9], sink=SINK, return_lse=True)
+            return (out * W[:1, :6]).sum() + jnp.square(lse).sum()
+
+        return quick(jax.grad(lambda q: jnp.sin(jax.grad(value)(q)).sum()))(Q[:1, :6])
+
+    np.testing.assert_allclose(curvature(aj.flash_attention), curvature(plain_attention), atol=1e-5)
+
+
 def test_memory_is_linear_in_the_length():
     length, dim = 8192, 16
     x = jax.ShapeDtypeStruct((1, length, 1, dim), jnp.float32)
