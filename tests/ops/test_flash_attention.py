@@ -254,6 +254,19 @@ def test_a_visible_nan_reaches_the_gradients(tile):
     assert np.isnan(dk[0, :, 0]).any() and np.isfinite(dk[1]).all() and np.isfinite(dv[0, :, 1]).all()
 
 
+def test_operands_that_are_constants_of_a_program_give_the_same():
+    """XLA folds a transpose and a bitcast of a 16-bit constant into wrong numbers, if it is let."""
+    q, k, v, w = (jnp.asarray(x, jnp.bfloat16) for x in (Q, KEYS, V, W))
+
+    def train(q, k, v, w):
+        out, pull = jax.vjp(lambda *x: aj.flash_attention(*x, tile=16), q, k, v)
+        return out, *pull(w)
+
+    closed = jax.jit(lambda q: train(q, k, v, w), compiler_options=QUICK)
+    for got, want in zip(closed(q), jax.jit(train, compiler_options=QUICK)(q, k, v, w), strict=True):
+        np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (got, want)), atol=2e-2)
+
+
 def test_vmap_equals_a_loop():
     """Values and gradients of lanes, over several tiles; one pair of programs checks both."""
     stacked = [np.stack([x[:1, :20], 2 * x[:1, 16:36]]) for x in (Q, KEYS, V)]

@@ -19,6 +19,7 @@ from ascend_jax.ops.attention.products import (
     dot,
     dot_keys,
     finite,
+    kept_apart,
     key_tiles,
     moved,
     operand,
@@ -85,10 +86,10 @@ def backward(
     """
     kind, (q_tile, kv_tile) = row_dtype(q), options.tile
     q_rows, d_outs, outs = (
-        moved(lambda y: pad_rows(y, q_tile, axis=1), rows_first(x)) for x in (q, cotangents[0], results[0])
+        moved(lambda y: pad_rows(y, q_tile, axis=1), kept_apart(rows_first(x))) for x in (q, cotangents[0], results[0])
     )
     lines = [pad_rows(x, q_tile, axis=2) for x in (*results[1:], cotangents[1])]
-    keys, values = (operand(rows_first(x), options) for x in (k, v))
+    keys, values = (operand(kept_apart(rows_first(x)), options) for x in (k, v))
     # an infinite key may have weight 0: its scores must stay huge
     keys, values = jnp.nan_to_num(keys), finite(values)
     tiles = Keys(key_tiles(keys, options), key_tiles(values, options), row_tiles(keys, options))
