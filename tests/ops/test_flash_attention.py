@@ -207,14 +207,64 @@ def test_garbage_in_what_nobody_sees_reaches_nothing():
             np.testing.assert_array_equal(got, want)
 
 
-def test_a_visible_nan_reaches_the_gradients():
+def test_garbage_in_hidden_queries_reaches_neither_the_scale_nor_the_sinks():
+    run = quick(
+        jax.grad(
+            lambda scale, sink, q: jnp.tanh(
+                aj.flash_attention(
+                    q, KEYS, V, scale=scale, sink=sink, q_lengths=np.array([30, 37]), return_lse=True, tile=16
+                )[1]
+            ).sum(),
+            argnums=(0, 1),
+        )
+    )
+    q = Q.copy()
+    clean = run(np.float32(0.3), SINK, q)
+    assert all(np.abs(x).min() > 0 for x in clean)
+    q[0, 30:] = np.nan
+    with jax.debug_nans(False):
+        jax.tree.map(np.testing.assert_array_equal, run(np.float32(0.3), SINK, q), clean)
+
+
+def test_rows_that_pad_a_tile_do_not_overflow():
+    """A number added to all of the bias changes nothing; exp of it is infinite."""
+    run = quick(lambda bias: jax.vjp(lambda *x: aj.flash_attention(*x, bias=bias, tile=16), Q, KEYS, V)[1](W))
+    for got, want in zip(run(np.full_like(BIAS, 128)), run(np.zeros_like(BIAS)), strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_infinite_key_without_weight_changes_no_gradient(dtype):
+    """Its scores are -inf, as if a mask hid it."""
+    q, k, v, w = (jnp.asarray(x, dtype) for x in (np.abs(Q), KEYS, V, W))
+    run = quick(lambda k, mask: jax.vjp(lambda *x: aj.flash_attention(*x, mask=mask, tile=16), q, k, v)[1](w))
+    seen = np.arange(S)[None, None, None] != 3
+    for got, want in zip(run(k.at[:, 3].set(-jnp.inf), seen | True), run(k, seen), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("tile", [16, 64])
+def test_a_visible_nan_reaches_the_gradients(tile):
     k = KEYS.copy()
     k[0, 3, 0] = np.nan
     with jax.debug_nans(False):
-        gradients = quick(lambda w, *x: jax.vjp(lambda *x: aj.flash_attention(*x, causal=True, tile=16), *x)[1](w))
+        gradients = quick(lambda w, *x: jax.vjp(lambda *x: aj.flash_attention(*x, causal=True, tile=tile), *x)[1](w))
         dq, dk, dv = (np.asarray(x) for x in gradients(W, Q, k, V))
     assert np.isnan(dq[0, 3:, :2]).all() and np.isfinite(dq[0, :3]).all() and np.isfinite(dq[1]).all()
     assert np.isnan(dk[0, :, 0]).any() and np.isfinite(dk[1]).all() and np.isfinite(dv[0, :, 1]).all()
+
+
+def test_operands_that_are_constants_of_a_program_give_the_same():
+    """XLA folds a transpose and a bitcast of a 16-bit constant into wrong numbers, if it is let."""
+    q, k, v, w = (jnp.asarray(x, jnp.bfloat16) for x in (Q, KEYS, V, W))
+
+    def train(q, k, v, w):
+        out, pull = jax.vjp(lambda *x: aj.flash_attention(*x, tile=16), q, k, v)
+        return out, *pull(w)
+
+    closed = jax.jit(lambda q: train(q, k, v, w), compiler_options=QUICK)
+    for got, want in zip(closed(q), jax.jit(train, compiler_options=QUICK)(q, k, v, w), strict=True):
+        np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (got, want)), atol=2e-2)
 
 
 def test_vmap_equals_a_loop():
@@ -245,6 +295,19 @@ def test_gradient_of_the_scale(function):
 
         slope = (value(0.3001)[0] - value(0.2999)[0]) / 0.0002
         assert float(value(0.3)[1]) == pytest.approx(float(slope), rel=1e-6)
+
+
+def test_second_derivatives_of_a_small_call_are_right():
+    """Where the keys are one tile, reverse mode goes through twice."""
+
+    def curvature(function):
+        def value(q):
+            out, lse = function(q, KEYS[:1, :9], V[:1, :9], sink=SINK, return_lse=True)
+            return (out * W[:1, :6]).sum() + jnp.square(lse).sum()
+
+        return quick(jax.grad(lambda q: jnp.sin(jax.grad(value)(q)).sum()))(Q[:1, :6])
+
+    np.testing.assert_allclose(curvature(aj.flash_attention), curvature(plain_attention), atol=1e-5)
 
 
 def test_memory_is_linear_in_the_length():

@@ -19,6 +19,7 @@ from ascend_jax.ops.attention.products import (
     dot,
     dot_keys,
     finite,
+    kept_apart,
     key_tiles,
     moved,
     operand,
@@ -85,24 +86,27 @@ def backward(
     """
     kind, (q_tile, kv_tile) = row_dtype(q), options.tile
     q_rows, d_outs, outs = (
-        moved(lambda y: pad_rows(y, q_tile, axis=1), rows_first(x)) for x in (q, cotangents[0], results[0])
+        moved(lambda y: pad_rows(y, q_tile, axis=1), kept_apart(rows_first(x))) for x in (q, cotangents[0], results[0])
     )
     lines = [pad_rows(x, q_tile, axis=2) for x in (*results[1:], cotangents[1])]
-    keys, values = (finite(operand(rows_first(x), options)) for x in (k, v))
+    keys, values = (operand(kept_apart(rows_first(x)), options) for x in (k, v))
+    # an infinite key may have weight 0: its scores must stay huge
+    keys, values = jnp.nan_to_num(keys), finite(values)
     tiles = Keys(key_tiles(keys, options), key_tiles(values, options), row_tiles(keys, options))
     call = make_call(q, k, scoring, options, bias, sink, scale)
 
     def one(at: QueryTile, grads: Gradients) -> Gradients:
         given = at.rows_of(q_rows)
-        rows = _rows(at, given, at.rows_of(d_outs), at.rows_of(outs), *map(at.line_of, lines))
+        row_max, row_sum, d_sum = map(at.line_of, lines)
+        rows = _rows(at, given, at.rows_of(d_outs), at.rows_of(outs), row_max, row_sum, d_sum)
         (d_k, d_v, d_bias), d_q = _walk_keys(at, (grads.k, grads.v, grads.bias), rows, tiles)
         return Gradients(
             at.put_rows(grads.q, d_q * scale),
             d_k,
             d_v,
-            grads.scale + (d_q * given.astype(kind)).sum(),
+            grads.scale + (d_q * upcast(finite(given))).sum(),  # a visible NaN is in d_q already
             d_bias,
-            None if grads.sink is None else grads.sink.at[at.head].add(_of_sink(at, rows)),
+            None if grads.sink is None else grads.sink.at[at.head].add(_of_sink(at, row_max, row_sum, rows.shift)),
         )
 
     padded = q_tile * call.q_tiles, kv_tile * call.kv_tiles
@@ -134,9 +138,8 @@ class Rows(NamedTuple):
 
     q: jax.Array  # [R, D], scaled
     d_out: jax.Array  # [R, Dv], o'
-    row_max: jax.Array  # [R], accumulator type, as the others
-    row_sum: jax.Array  # [R]
-    shift: jax.Array  # [R], what is added to o' . v
+    row_max: jax.Array  # [R], accumulator type; inf where all weights are 0
+    shift: jax.Array  # [R], accumulator type, what is added to o' . v
 
 
 class Keys(NamedTuple):
@@ -157,22 +160,23 @@ def _rows(
     d_sum: jax.Array,
 ) -> Rows:
     """Makes the rows of a query tile from what was given and what the forward pass gave."""
-    options, is_seen = at.call.options, row_sum > 0
+    options, is_seen = at.call.options, row_sum != 0  # a sum that is NaN must reach the gradients
     inverse = jnp.where(is_seen, 1 / jnp.where(is_seen, row_sum, 1), 0)
     d_out = jnp.where(is_seen[:, None], upcast(d_out) * inverse[:, None], 0)  # a row that saw nothing takes no gradient
     shift = jnp.where(is_seen, d_sum - (d_out * upcast(out)).sum(axis=1), 0)
     # a visible NaN must reach every gradient it has a part in, through the weights of its row
     taint = (upcast(q) * 0).sum(axis=1) + (d_out * 0).sum(axis=1)
-    top = jnp.where(is_seen, row_max + taint, row_max)
+    # a padded row may meet any bias: its weights must be 0 before the cotangent is
+    top = jnp.where(is_seen, row_max + taint, jnp.inf)
     scaled_q = scaled(operand(finite(q), options), at.call.scale)
-    return Rows(scaled_q, finite(d_out.astype(scaled_q.dtype)), top, row_sum, shift)
+    return Rows(scaled_q, finite(d_out.astype(scaled_q.dtype)), top, shift)
 
 
-def _of_sink(at: QueryTile, rows: Rows) -> jax.Array:
-    """Returns what the rows give to the sink of their head; of a row without a sum the maximum says nothing."""
+def _of_sink(at: QueryTile, row_max: jax.Array, row_sum: jax.Array, shift: jax.Array) -> jax.Array:
+    """Returns what rows give to the sink of their head; of a row without a sum the maximum says nothing."""
     assert at.call.sink is not None
-    sink = at.call.sink[at.head].astype(rows.row_max.dtype)
-    return jnp.where(rows.row_sum == 0, 0, jnp.exp(sink - rows.row_max) * rows.shift).sum()
+    sink = at.call.sink[at.head].astype(row_max.dtype)
+    return jnp.where(row_sum == 0, 0, jnp.exp(sink - row_max) * shift).sum()
 
 
 def _walk_keys(at: QueryTile, sums: tuple[Any, ...], rows: Rows, tiles: Keys) -> tuple[tuple[Any, ...], jax.Array]:

@@ -106,7 +106,10 @@ def _attend(
 def _attend_fwd(
     q: jax.Array, k: jax.Array, v: jax.Array, scale: jax.Array, bias: Any, sink: Any, scoring: Scoring, options: Options
 ) -> tuple[Any, Any]:
-    results = forward(q, k, v, scale, bias, sink, scoring, options)
+    out, row_max, row_sum = forward(q, k, v, scale, bias, sink, scoring, options)
+    # a factor of 1: derivatives of a gradient too see row_sum change with row_max held fixed
+    fixed = jax.lax.stop_gradient(row_max)
+    results = out, fixed, row_sum * jnp.exp(row_max - fixed)
     return results, (q, k, v, scale, bias, sink, scoring, results)
 
 

@@ -23,6 +23,7 @@ from ascend_jax.ops.attention.products import (
     dot,
     finite,
     is_finite,
+    kept_apart,
     key_tiles,
     operand,
     pad_rows,
@@ -86,7 +87,7 @@ def forward(
         that saw nothing has out 0, row_max lowest and row_sum 0.
     """
     # all heads at once: XLA:CPU is several times slower where it pads or weaves rows that it picks by a traced number
-    queries, keys, values = (operand(rows_first(x), options) for x in (q, k, v))
+    queries, keys, values = (operand(kept_apart(rows_first(x)), options) for x in (q, k, v))
     is_clean = is_finite(values).all()
     strays = pad_rows(values, options.tile[1], axis=1)
     shifts = None

@@ -15,6 +15,7 @@ __all__ = [
     "dot_keys",
     "finite",
     "is_finite",
+    "kept_apart",
     "key_tiles",
     "moved",
     "narrowed",
@@ -90,6 +91,11 @@ def _moved(move: Callable[..., jax.Array], *arrays: Any) -> jax.Array:
 def _moved_jvp(move: Any, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[jax.Array, jax.Array]:
     pairs = zip(primals, tangents, strict=True)
     return _moved(move, *primals), move(*(tangent if _is_half(x) else x for x, tangent in pairs))
+
+
+def kept_apart(x: jax.Array) -> jax.Array:
+    """Keeps XLA from folding 16-bit floats that are constants: it gets those wrong that are moved as integers twice."""
+    return lax.optimization_barrier(x) if _is_half(x) else x
 
 
 def _is_half(x: Any) -> bool:

@@ -28,6 +28,7 @@ def unfused(
     options = dataclasses.replace(options, tile=(q_len, kv_len))
     kind = jnp.promote_types(q.dtype, jnp.float32)
     lowest = jnp.finfo(kind).min
+    sink = None if sink is None else jnp.asarray(sink, kind)  # a NumPy array takes no traced index
 
     def one(index: jax.Array) -> tuple[jax.Array, ...]:
         b, n = index // heads, index % heads
@@ -47,12 +48,12 @@ def unfused(
             scores, takes_part = jnp.where(seen, scores, options.mask_value), visited
         row_max = jnp.where(takes_part, scores, lowest).max(axis=1, initial=lowest)
         if sink is not None:
-            row_max = jnp.maximum(row_max, sink[n].astype(kind))
+            row_max = jnp.maximum(row_max, sink[n])
         row_max = jax.lax.stop_gradient(row_max)
         weights = jnp.where(takes_part, jnp.exp(jnp.where(takes_part, scores - row_max[:, None], 0)), 0)
         row_sum = weights.sum(axis=1)
         if sink is not None:
-            row_sum = row_sum + jnp.exp(sink[n].astype(kind) - row_max)
+            row_sum = row_sum + jnp.exp(sink[n] - row_max)
         weights = round_to(keep_weights(weights, spot, scoring), options.weight_dtype)
         out = jnp.dot(weights, values, precision=options.precision) / jnp.where(row_sum > 0, row_sum, 1)[:, None]
         return out.astype(q.dtype), row_max, row_sum
