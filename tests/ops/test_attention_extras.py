@@ -9,6 +9,7 @@ import pytest
 
 import ascend_jax as aj
 from ascend_jax.ops import flash_attention_score, flash_attention_score_grad, npu_fusion_attention
+from ascend_jax.ops.attention.dropout import element_order
 from ascend_jax.ops.attention.kernel import attend
 from ascend_jax.ops.attention.scoring import Options, Scoring
 from tests.ops import attention_twin as twin
@@ -251,3 +252,10 @@ def test_narrow_products_err_at_most_twice_as_much_as_naive_ones():
     exact = (p @ c, d_s @ b, d_s.swapaxes(2, 3) @ a, p.swapaxes(2, 3) @ d)
     for found, textbook, truth in zip(results(ours), results(naive), exact, strict=True):
         assert 0 < np.sqrt(np.square(found - truth).mean()) <= 2 * np.sqrt(np.square(textbook - truth).mean())
+
+
+def test_more_scores_than_dropout_can_number_are_refused():
+    longest = element_order(8, [[(65536, 65536 - 16)]], unit=16, align=16)
+    assert longest.high.min() >= 0
+    with pytest.raises(ValueError, match="dropout numbers at most 34359738368"):
+        element_order(8, [[(65536, 65536 + 16)]], unit=16, align=16)

@@ -15,6 +15,7 @@ from ascend_jax.ops import (
     fused_infer_attention_score,
     incre_flash_attention,
     npu_attention_update,
+    philox_dropout,
     prompt_flash_attention,
     ring_attention_update,
 )
@@ -204,7 +205,17 @@ def test_merging():
         ({"dropout": PackedDropout(Z(18, np.uint8), 0.0)}, ValueError, "keep_prob"),
         ({"k": Z((1, 6, 3, 8), np.float32), "v": Z((1, 6, 3, 8), np.float32)}, ValueError, "multiple"),
         ({"k": Z((1, 6, 2, 8), np.float16)}, TypeError, "float16"),
+        ({"k": Z((1, 5, 2, 8), np.float32)}, ValueError, "q (1, 6, 4, 8), k (1, 5, 2, 8), v (1, 6, 2, 8)"),
         ({"q": Z((6, 8), np.float32)}, ValueError, "q has shape"),
+        ({"q": [1.0]}, TypeError, "q is list"),
+        ({"scale": Z(8, np.float32)}, ValueError, "scale is float32[8]"),
+        ({"scale": np.nan}, ValueError, "scale = nan"),
+        ({"scale": "1"}, TypeError, "scale = '1'"),
+        ({"scale": True}, TypeError, "scale = True"),
+        ({"scale": 1j}, TypeError, "scale = 1j"),
+        ({"kv_lengths": [7]}, ValueError, "kv_lengths = [7]: must be 0 to 6"),
+        ({"q_lengths": [-1]}, ValueError, "q_lengths = [-1]"),
+        ({"dropout": PackedDropout(Z(18, np.uint8), "0.5")}, TypeError, "keep_prob = '0.5'"),
     ],
 )
 def test_the_jax_surface(changes, error, words):
@@ -213,6 +224,12 @@ def test_the_jax_surface(changes, error, words):
     with pytest.raises(error) as refusal:
         flash_attention(good.pop("q"), good.pop("k"), good.pop("v"), **good)
     assert words in str(refusal.value)
+
+
+@pytest.mark.parametrize("given", [{"seed": 1.5}, {"offset": 2.0}, {"seed": np.array([1, 2])}, {"seed": jnp.zeros(())}])
+def test_dropout_is_numbered_by_whole_numbers(given):
+    with pytest.raises(TypeError, match=f"{next(iter(given))} .* whole number"):
+        philox_dropout(0.9, **given)
 
 
 def test_static_options_may_not_be_traced():

@@ -15,22 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ascend_jax.ops.attention.products import (
-    dot,
-    dot_keys,
-    finite,
-    kept_apart,
-    key_tiles,
-    moved,
-    operand,
-    pad_rows,
-    round_to,
-    row_dtype,
-    row_tiles,
-    rows_first,
-    scaled,
-    upcast,
-)
+from ascend_jax.ops.attention.movement import finite, kept_apart, key_tiles, moved, pad_rows, row_tiles, rows_first
+from ascend_jax.ops.attention.products import dot, dot_keys, operand, round_to, row_dtype, scaled, upcast
 from ascend_jax.ops.attention.query_tile import Call, QueryTile, make_call, mask_scores
 from ascend_jax.ops.attention.scoring import (
     Options,

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ascend_jax.ops.attention.products import rows_first, scaled
+from ascend_jax.ops.attention.movement import rows_first
+from ascend_jax.ops.attention.products import scaled
 
 __all__ = ["centred"]
 

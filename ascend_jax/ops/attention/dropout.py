@@ -7,6 +7,7 @@ low byte of a word first, rows padded to 16 columns, keep if byte <= 255 * keep_
 """
 
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -47,6 +48,9 @@ def element_order(heads: int, lengths: Sequence[Sequence[tuple[int, int]]], *, u
         unit: Elements of one high limb.
         align: Each row is padded to a multiple of this many elements.
 
+    Raises:
+        ValueError: There are more elements than 2^31 units: limbs are int32.
+
     >>> element_order(1, [[(2, 5)]], unit=8).high.tolist(), element_order(1, [[(2, 5)]], unit=8).low.tolist()
     ([[0, 0]], [[0, 5]])
     """
@@ -59,6 +63,9 @@ def element_order(heads: int, lengths: Sequence[Sequence[tuple[int, int]]], *, u
             stride.append(np.full(q_len, q_len * width))
             base += heads * q_len * width
         table.append((np.concatenate(first), np.concatenate(stride)))
+    if base // unit > np.iinfo(np.int32).max:
+        most = unit << 31
+        raise ValueError(f"{base} scores: dropout numbers at most {most}; give it fewer heads or batch rows at a time")
     bases, strides = (np.stack(x) for x in zip(*table, strict=True))
     limbs = (bases // unit, bases % unit, strides // unit, strides % unit)
     return Elements(*(np.asarray(x, np.int32) for x in limbs))
@@ -93,10 +100,13 @@ def philox_dropout(
         seed: Up to 64 bits; a traced one has 32.
         offset: Bytes of the stream to skip, rounded up to 16; likewise.
 
+    Raises:
+        TypeError: ``seed`` or ``offset`` is no whole number.
+
     >>> philox_dropout(0.9, seed=2**32 + 5).key.tolist()
     [5, 1]
     """
-    return PhiloxDropout(keep_prob, _words(seed), _words(-(-offset // 16)))
+    return PhiloxDropout(keep_prob, _words("seed", seed), _words("offset", offset, unit=16))
 
 
 Dropout = PackedDropout | PhiloxDropout
@@ -157,10 +167,18 @@ def philox_words(key: jax.Array, counter: jax.Array, counts: jax.Array) -> tuple
     return words
 
 
-def _words(value: jax.Array | int) -> jax.Array:
+def _words(name: str, value: jax.Array | int, unit: int = 1) -> jax.Array:
+    """Returns a whole number, in units and rounded up, as two words, the low one first."""
     if isinstance(value, jax.Array):
-        return jnp.stack([value.astype(jnp.uint32), jnp.zeros_like(value, jnp.uint32)])
-    return jnp.array([int(value) & 0xFFFFFFFF, int(value) >> 32 & 0xFFFFFFFF], jnp.uint32)
+        if value.ndim or not jnp.issubdtype(value.dtype, jnp.integer):
+            raise TypeError(f"{name} is {value.dtype}{list(value.shape)}: must be one whole number")
+        low = -(-value // unit)
+        return jnp.stack([low.astype(jnp.uint32), jnp.zeros_like(low, jnp.uint32)])
+    try:
+        number = -(-operator.index(value) // unit)
+    except TypeError:
+        raise TypeError(f"{name} = {value!r}: must be a whole number") from None
+    return jnp.array([number & 0xFFFFFFFF, number >> 32 & 0xFFFFFFFF], jnp.uint32)
 
 
 def _wide_product(factor: int, x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ascend_jax.ops.attention.dropout import Dropout
 from ascend_jax.ops.attention.kernel import attend, check_operands
@@ -123,12 +124,16 @@ def prepare(
 ) -> tuple[tuple[jax.Array, jax.Array, jax.Array], Scoring, Options, float | jax.Array]:
     """Checks a call and returns (q, k, v with heads first), scoring, options and scale."""
     for name, array in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(array, jax.Array | np.ndarray):
+            raise TypeError(f"{name} is {type(array).__name__}: must be an array")
         if array.ndim not in (3, 4) or array.ndim != q.ndim:
             raise ValueError(
                 f"{name} has shape {list(array.shape)}: q, k, v must all be [B, T, N, D], or all [T, N, D]"
             )
-    q, k, v = (jnp.swapaxes(x if x.ndim == 4 else x[None], 1, 2) for x in (q, k, v))
-    check_operands(q, k, v)
+    _check_scale(scale)
+    given = q, k, v
+    q, k, v = (jnp.swapaxes(x if x.ndim == 4 else x[None], 1, 2) for x in given)
+    check_operands(q, k, v, given)
     batch, heads, q_len, dim = q.shape
     if dim < 1:
         raise ValueError(f"q has head dimension {dim}: must be at least 1")
@@ -144,6 +149,18 @@ def prepare(
     skips = bool(causal) or any(x is not None for x in (window, segment_ids, q_lengths, kv_lengths, mask))
     options = make_options(tile, q_len, k.shape[2], max(dim, v.shape[3]), softcap, precision, q.dtype, skips=skips)
     return (q, k, v), scoring, options, dim**-0.5 if scale is None else scale
+
+
+def _check_scale(scale: Any) -> None:
+    if scale is None:
+        return
+    if not isinstance(scale, int | float | np.number | np.ndarray | jax.Array) or isinstance(scale, bool):
+        raise TypeError(f"scale = {scale!r}: must be a number, or an array [] of one; None means 1 / sqrt(D)")
+    dtype, shape = jnp.result_type(scale), jnp.shape(scale)
+    if shape or not jnp.issubdtype(dtype, jnp.number):
+        raise ValueError(f"scale is {dtype}{list(shape)}: must be one number for all scores")
+    if not isinstance(scale, jax.core.Tracer) and not np.isfinite(scale):
+        raise ValueError(f"scale = {scale}: must be finite")
 
 
 def _results(out: jax.Array, row_max: jax.Array, row_sum: jax.Array, *, is_flat: bool, return_lse: bool) -> Any:

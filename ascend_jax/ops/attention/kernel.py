@@ -193,12 +193,15 @@ def flash_forward(
     return out, *hide_rows(row_max, row_sum)
 
 
-def check_operands(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
-    """Raise unless q, k, v are the operands of one attention call, [batch, heads, length, dim]."""
+def check_operands(q: jax.Array, k: jax.Array, v: jax.Array, given: tuple[jax.Array, ...] | None = None) -> None:
+    """Raise unless q, k, v are the operands of one attention call, [batch, heads, length, dim].
+
+    Messages tell the shapes of ``given``, what the caller made them of.
+    """
     if str(q.dtype) not in _DTYPES or not q.dtype == k.dtype == v.dtype:
         dtypes = f"{q.dtype}, {k.dtype}, {v.dtype}"
         raise TypeError(f"q, k, v need one and the same dtype of {', '.join(_DTYPES)}, got {dtypes}")
-    shapes = f"got q {q.shape}, k {k.shape}, v {v.shape}"
+    shapes = "got " + ", ".join(f"{name} {x.shape}" for name, x in zip("qkv", given or (q, k, v), strict=True))
     if not q.ndim == k.ndim == v.ndim == 4:
         raise ValueError(f"q, k, v must be [batch, heads, length, dim], {shapes}")
     if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]) or k.shape[:3] != v.shape[:3]:

@@ -19,21 +19,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from ascend_jax.ops.attention.centring import centred
-from ascend_jax.ops.attention.products import (
-    dot,
+from ascend_jax.ops.attention.movement import (
     finite,
     is_finite,
     kept_apart,
     key_tiles,
-    operand,
     pad_rows,
     query_rows,
-    round_to,
-    row_dtype,
     row_tiles,
     rows_first,
-    scaled,
 )
+from ascend_jax.ops.attention.products import dot, operand, round_to, row_dtype, scaled
 from ascend_jax.ops.attention.query_tile import Call, QueryTile, make_call, mask_scores
 from ascend_jax.ops.attention.scoring import (
     Lines,

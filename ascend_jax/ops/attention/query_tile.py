@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from ascend_jax.ops.attention.dropout import PHILOX_COLUMNS
-from ascend_jax.ops.attention.products import dot_keys, moved, narrowed
+from ascend_jax.ops.attention.movement import moved
+from ascend_jax.ops.attention.products import dot_keys, narrowed
 from ascend_jax.ops.attention.scoring import (
     Lines,
     Options,

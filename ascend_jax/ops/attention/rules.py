@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ascend_jax.ops.attention.dropout import Dropout, PackedDropout, PhiloxDropout, element_order
 from ascend_jax.ops.attention.host_tile import host_tiles, multiplies_narrow
@@ -151,6 +152,8 @@ def _lengths(name: str, given: Any, batch: int, longest: int) -> Any:
         raise ValueError(
             f"{name} is {lengths.dtype}{list(lengths.shape)}: must be integers [{batch}], one per batch row"
         )
+    if not isinstance(lengths, jax.core.Tracer) and batch and not 0 <= lengths.min() <= lengths.max() <= longest:
+        raise ValueError(f"{name} = {lengths.tolist()}: must be 0 to {longest}, the rows that there are")
     return lengths.astype(jnp.int32).clip(0, longest)[:, None]
 
 
@@ -195,7 +198,9 @@ def _check_dropout(dropout: Any, shapes: tuple[int, int, int, int]) -> tuple[Any
     if not isinstance(dropout, PackedDropout | PhiloxDropout):
         raise TypeError(f"dropout is a {type(dropout).__name__}: give PhiloxDropout or PackedDropout")
     kept = dropout.keep_prob
-    if not isinstance(kept, jax.Array) and not 0 < kept <= 1:
+    if not isinstance(kept, int | float | np.number | np.ndarray | jax.Array):
+        raise TypeError(f"dropout.keep_prob = {kept!r}: must be a number")
+    if not isinstance(kept, jax.core.Tracer) and not 0 < kept <= 1:
         raise ValueError(f"dropout.keep_prob = {kept}: must be above 0 and at most 1")
     lengths = [[(q_len, kv_len)]] * batch
     if isinstance(dropout, PhiloxDropout):
