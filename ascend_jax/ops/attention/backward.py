@@ -15,7 +15,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ascend_jax.ops.attention.movement import finite, kept_apart, key_tiles, moved, pad_rows, row_tiles, rows_first
+from ascend_jax.ops.attention.movement import (
+    clipped,
+    finite,
+    kept_apart,
+    key_tiles,
+    moved,
+    pad_rows,
+    row_tiles,
+    rows_first,
+)
 from ascend_jax.ops.attention.products import dot, dot_keys, operand, round_to, row_dtype, scaled, upcast
 from ascend_jax.ops.attention.query_tile import Call, QueryTile, make_call, mask_scores
 from ascend_jax.ops.attention.scoring import (
@@ -32,13 +41,14 @@ from ascend_jax.runtime.loop import varying_together
 __all__ = ["backward"]
 
 
+Sums = tuple[jax.Array, ...]  # dk, dv of a key head in columns [kv tiles, D, cols], in which products are faster
+
+
 class Gradients(NamedTuple):
-    """What adds up, of all operands."""
+    """Of what all heads share, or rows of their own."""
 
     q: jax.Array  # [B, Sq, N, D], dtype of q
-    k: jax.Array  # [B, Nkv, kv tiles, D, cols], accumulator type as the others; in columns products are faster
-    v: jax.Array  # [B, Nkv, kv tiles, Dv, cols]
-    scale: jax.Array
+    scale: jax.Array  # accumulator type, as the others
     bias: jax.Array | None
     sink: jax.Array | None
 
@@ -77,46 +87,47 @@ def backward(
     lines = [pad_rows(x, q_tile, axis=2) for x in (*results[1:], cotangents[1])]
     keys, values = (operand(kept_apart(rows_first(x)), options) for x in (k, v))
     # an infinite key may have weight 0: its scores must stay huge
-    keys, values = jnp.nan_to_num(keys), finite(values)
+    keys, values = clipped(keys), finite(values)
     tiles = Keys(key_tiles(keys, options), key_tiles(values, options), row_tiles(keys, options))
     call = make_call(q, k, scoring, options, bias, sink, scale)
 
-    def one(at: QueryTile, grads: Gradients) -> Gradients:
+    def query_tile(at: QueryTile, state: tuple[Gradients, Sums]) -> tuple[Gradients, Sums]:
+        grads, sums = state
         given = at.rows_of(q_rows)
         row_max, row_sum, d_sum = map(at.line_of, lines)
         rows = _rows(at, given, at.rows_of(d_outs), at.rows_of(outs), row_max, row_sum, d_sum)
-        (d_k, d_v, d_bias), d_q = _walk_keys(at, (grads.k, grads.v, grads.bias), rows, tiles)
-        return Gradients(
+        (d_k, d_v, d_bias), d_q = _walk_keys(at, (*sums, grads.bias), rows, tiles)
+        grads = Gradients(
             at.put_rows(grads.q, d_q * scale),
-            d_k,
-            d_v,
             grads.scale + (d_q * upcast(finite(given))).sum(),  # a visible NaN is in d_q already
             d_bias,
             None if grads.sink is None else grads.sink.at[at.head].add(_of_sink(at, row_max, row_sum, rows.shift)),
         )
+        return grads, (d_k, d_v)
+
+    # sums of one key head: where the number of steps differs among lanes, JAX selects what a loop carries in every step
+    def key_head(grads: Gradients, n: jax.Array) -> tuple[Gradients, Sums]:
+        zeros = tuple(jnp.zeros((call.kv_tiles, x.shape[3], kv_tile), kind) for x in (k, v))
+        return call.for_query_tiles(n, query_tile, (grads, varying_together(q, zeros)[1]))
 
     padded = q_tile * call.q_tiles, kv_tile * call.kv_tiles
-    columns = [(*x.shape[:2], call.kv_tiles, x.shape[3], kv_tile) for x in (k, v)]
     grads = Gradients(
         jnp.zeros(q_rows.shape, q.dtype),
-        jnp.zeros(columns[0], kind),
-        jnp.zeros(columns[1], kind),
         jnp.zeros((), kind),
         None if bias is None else _zero_bias(bias, options, padded, kind),
         None if sink is None else jnp.zeros(sink.shape, kind),
     )
-    grads = call.for_query_tiles(one, varying_together(q, grads)[1])
+    grads, sums = lax.scan(key_head, varying_together(q, grads)[1], jnp.arange(call.key_heads))
     d_bias, d_scale = grads.bias, grads.scale
-    if bias is not None:
+    if bias is not None and d_bias is not None:
         d_bias = d_bias[tuple(slice(0, length) for length in bias.shape)]
         d_scale = d_scale + ((d_bias * bias.astype(kind)).sum() if options.bias_first else 0)
         d_bias = (d_bias * scale if options.bias_first else d_bias).astype(bias.dtype)
     d_q = rows_first(grads.q[:, : q.shape[2]])
     d_k, d_v = (
-        jnp.swapaxes(x, 3, 4).reshape(*x.shape[:2], -1, x.shape[3])[:, :, : k.shape[2]].astype(q.dtype)
-        for x in (grads.k, grads.v)
+        jnp.swapaxes(x, 2, 3).reshape(*k.shape[:2], -1, x.shape[2])[:, :, : k.shape[2]].astype(q.dtype) for x in sums
     )
-    return d_q, d_k, d_v, d_scale, d_bias, None if sink is None else grads.sink.astype(sink.dtype)
+    return d_q, d_k, d_v, d_scale, d_bias, None if sink is None or grads.sink is None else grads.sink.astype(sink.dtype)
 
 
 class Rows(NamedTuple):
@@ -177,9 +188,8 @@ def _walk_keys(at: QueryTile, sums: tuple[Any, ...], rows: Rows, tiles: Keys) ->
         weights, d_scores = _tile(at, spot, rows, keys, is_masked)
         d_bias = d_bias if d_bias is None else _add_bias(d_bias, d_scores[0], spot, at.call)
         d_q = d_q + dot(d_scores[1], keys.k_rows, options)
-        here = at.batch, at.kv_head, kv_index
-        d_k = d_k.at[here].add(dot(q_columns, d_scores[1], options))
-        d_v = d_v.at[here].add(dot(d_out_columns, weights, options))
+        d_k = d_k.at[kv_index].add(dot(q_columns, d_scores[1], options))
+        d_v = d_v.at[kv_index].add(dot(d_out_columns, weights, options))
         return (d_k, d_v, d_bias), d_q
 
     return at.walk(step, varying_together(rows.q, (sums, jnp.zeros(rows.q.shape, rows.shift.dtype)))[1])

@@ -14,6 +14,7 @@ from jax import lax
 from ascend_jax.ops.attention.scoring import Options
 
 __all__ = [
+    "clipped",
     "finite",
     "is_finite",
     "kept_apart",
@@ -93,9 +94,23 @@ def finite(x: jax.Array) -> jax.Array:
     return moved(lambda y, is_kept: jnp.where(is_kept, y, 0), x, is_finite(x))
 
 
+def clipped(x: jax.Array) -> jax.Array:
+    """Puts 0 where a number is NaN, and the largest finite one of its sign where it is infinite."""
+    if not _is_half(x):
+        return jnp.nan_to_num(x)
+    bits = lax.bitcast_convert_type(x, jnp.uint16)
+    largest = jnp.where((bits & 0x7FFF) == _exponent(x), bits - 1, 0)
+    other = lax.bitcast_convert_type(largest, x.dtype)
+    return moved(lambda y, is_kept, z: jnp.where(is_kept, y, z), x, is_finite(x), other)
+
+
 def is_finite(x: jax.Array) -> jax.Array:
     """Returns where numbers are neither NaN nor infinite."""
     if not _is_half(x):
         return jnp.isfinite(x)
-    exponent = lax.bitcast_convert_type(jnp.asarray(jnp.inf, x.dtype), jnp.uint16)
-    return (lax.bitcast_convert_type(x, jnp.uint16) & exponent) != exponent
+    return (lax.bitcast_convert_type(x, jnp.uint16) & _exponent(x)) != _exponent(x)
+
+
+def _exponent(x: jax.Array) -> jax.Array:
+    """Returns the bits of infinity: all of the exponent."""
+    return lax.bitcast_convert_type(jnp.asarray(jnp.inf, x.dtype), jnp.uint16)

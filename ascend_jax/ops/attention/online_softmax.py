@@ -109,7 +109,8 @@ def forward(
 
     lines = jnp.zeros(queries.shape[:3], row_dtype(q))
     out = jnp.zeros((q.shape[0], queries.shape[2], q.shape[1], v.shape[3]), q.dtype)
-    out, *lines = call.for_query_tiles(one, varying_together(q, (out, lines, lines))[1])
+    results = varying_together(q, (out, lines, lines))[1]
+    out, *lines = lax.fori_loop(0, call.key_heads, lambda n, x: call.for_query_tiles(n, one, x), results)
     return rows_first(out[:, : q.shape[2]]), *(x[:, :, : q.shape[2]] for x in lines)
 
 

@@ -1,9 +1,9 @@
 """One query tile of a head: where its rows and its key tiles are, what makes its scores, which key tiles are live.
 
-Forward and backward walk the same tiles: a loop over the query tiles of all heads, in it one over the live key tiles.
+Forward and backward walk the same tiles: a loop over the key heads, in it one over the query tiles
+of the heads that share it, in it one over the live key tiles.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -44,14 +44,19 @@ class Call(NamedTuple):
     q_tiles: int
     kv_tiles: int
 
-    def for_query_tiles(self, body: Callable[["QueryTile", Any], Any], state: Any) -> Any:
-        """Runs ``body`` for the query tiles of all heads; those that share a key head follow one another."""
-        grid = self.batch, self.kv_heads * self.group, self.q_tiles
+    @property
+    def key_heads(self) -> int:
+        """How many there are, of all batch rows."""
+        return self.batch * self.kv_heads
+
+    def for_query_tiles(self, key_head: jax.Array, body: Callable[["QueryTile", Any], Any], state: Any) -> Any:
+        """Runs ``body`` for the query tiles of the heads that share a key head, by its number among all."""
+        batch, first = key_head // self.kv_heads, key_head % self.kv_heads * self.group
 
         def one(n: jax.Array, state: Any) -> Any:
-            return body(QueryTile(self, *jnp.unravel_index(n, grid)), state)
+            return body(QueryTile(self, batch, first + n // self.q_tiles, n % self.q_tiles), state)
 
-        return lax.fori_loop(0, math.prod(grid), one, state)
+        return lax.fori_loop(0, self.group * self.q_tiles, one, state)
 
 
 def make_call(
