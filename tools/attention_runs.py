@@ -1,7 +1,6 @@
 """What `bench_attention.py` times: attention in JAX and in torch, shared out over CPU devices, and bare tile steps."""
 
 import functools
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -136,14 +135,14 @@ def repeated(step: Callable[..., Any], given: Any, times: int, mesh: Mesh | None
     return compiled_run(run, of_each, mesh, (P("core"),) * len(of_each), P("core"))[0]
 
 
-def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, float]:
-    """Return the median milliseconds of each run, all taking turns."""
+def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
+    """Return the milliseconds of each run in each round, all taking turns."""
     for run in runs.values():
         run()
     times = [{name: milliseconds(run) for name, run in runs.items()}]
     while len(times) < (min(rounds, 3) if sum(times[0].values()) > LONG_ROUND_MS else rounds):
         times.append({name: milliseconds(run) for name, run in runs.items()})
-    return {name: statistics.median(each[name] for each in times) for name in runs}
+    return {name: [each[name] for each in times] for name in runs}
 
 
 def milliseconds(run: Run) -> float:

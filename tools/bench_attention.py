@@ -13,14 +13,15 @@ device has all cores. ``--devices 1`` measures only those, and leaves torch its 
 Peers: ``torch.nn.functional.scaled_dot_product_attention`` (if torch is installed), ``jax.nn.dot_product_attention``,
 and the unfused form ("naive"); the last two are left out where their scores take more than 256 MiB. Every round runs
 each implementation once untimed and once timed, in turn, so that a busy machine disturbs all alike; figures are
-medians, of 3 rounds where one takes long. FLOPs are those of the visible pairs, 4 D each forward and 3.5 times that
-with backward, for every implementation, whatever it really computes. ``temp_bytes`` is what XLA allocates beside
-operands and results, on all devices; for torch it is not known. Threads of torch wait for one another at every step:
-while other programs hold one of the cores, torch loses more than the rest, and the ratios flatter.
+medians, of 3 rounds where one takes long, and "x" is the longest over the shortest. FLOPs are those of the visible
+pairs, 4 D each forward and 3.5 times that with backward, for every implementation, whatever it really computes.
+``temp_bytes`` is what XLA allocates beside operands and results, on all devices; for torch it is not known. Threads of
+torch wait for one another at every step: while other programs hold one of the cores, torch loses more than the rest,
+and the ratios flatter.
 
 Ratios tell how many times as fast "flash" is as each peer, a peer in JAX being taken where it is faster, on one device
-or on all; each is the median over S of at least 1,024. What ends in ", 1 device" says so of "flash 1 device". Only
-"causal / full speed" compares two cases, which do not take turns: on a busy machine it says little.
+or on all; each is the median over S of at least 1,024. What ends in ", 1 device" says so of "flash 1 device". A causal
+case also times "flash, full", the same call without the mask; "causal / full speed" is taken from S of 4,096 on.
 
 ``--ceiling`` tells how fast attention could be at best with XLA's products: beside flash and torch it times "products",
 the 2-D products (two forward, five backward) of as many host tiles as the visible pairs fill, in the operand type that
@@ -139,7 +140,8 @@ def multiple(least: int, of: int) -> int:
 def line(row: dict[str, Any]) -> str:
     """Return a row of the table."""
     temp = "-" if row["temp_bytes"] is None else f"{row['temp_bytes'] / 2**20:.1f} MiB"
-    return f"{row['case']:<40} {row['impl']:<15} {row['ms']:9.2f} ms {row['gflops']:8.1f} GFLOP/s  temp {temp}"
+    time = f"{row['ms']:9.2f} ms x{row['spread']:<4.1f}"
+    return f"{row['case']:<40} {row['impl']:<15} {time} {row['gflops']:8.1f} GFLOP/s  temp {temp}"
 
 
 def measure(
@@ -164,6 +166,8 @@ def measure(
     if others is not None or heads * length * length * 4 > NAIVE_LIMIT_BYTES:
         holds_scores = {}
     functions = {"flash": lambda q, k, v: aj.flash_attention(q, k, v, causal=causal)} | holds_scores
+    if causal and others is None:
+        functions["flash, full"] = aj.flash_attention
     mesh = make_mesh(devices)
     runs, temps = dict(others or {}), dict.fromkeys(others or {})
     for name, function in functions.items():
@@ -183,10 +187,12 @@ def measure(
 
 def rows_of(case: str, runs: dict[str, Run], temps: dict[str, Any], flops: float, rounds: int) -> list[dict[str, Any]]:
     """Time the runs of a case; return their rows."""
-    return [
-        {"case": case, "impl": name, "gflops": flops / ms / 1e6, "ms": ms, "temp_bytes": temps[name]}
-        for name, ms in interleaved(runs, rounds).items()
-    ]
+    rows = []
+    for name, times in interleaved(runs, rounds).items():
+        ms, spread = statistics.median(times), max(times) / min(times)
+        row = {"gflops": flops / ms / 1e6, "ms": ms, "spread": spread, "temp_bytes": temps[name]}
+        rows.append({"case": case, "impl": name, **row})
+    return rows
 
 
 def visible_pairs(length: int, causal: bool) -> int:
@@ -266,9 +272,8 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
         if {"products", "torch"} <= times.keys():
             at_best = times["torch"] / (times["products"] + times["softmax"])
             found.setdefault(f"{dtype} {kind} {what} / torch, at best", []).append(at_best)
-        full = by_case.get(case.replace("causal", "full"), {}).get("flash")
-        if kind == "causal" and int(length[2:]) >= 4096 and full is not None:
-            found.setdefault(f"{dtype} causal / full speed {what}", []).append(full / times["flash"])
+        if "flash, full" in times and int(length[2:]) >= 4096:
+            found.setdefault(f"{dtype} causal / full speed {what}", []).append(times["flash, full"] / times["flash"])
     return {name: math.exp(statistics.median(map(math.log, each))) for name, each in found.items()}
 
 

@@ -37,17 +37,17 @@ def test_every_implementation_of_a_case_is_measured():
     rows = load("bench_attention").measure(64, 16, "float32", True, True, 2, 1)
     assert {row["impl"] for row in rows} >= {"flash", "jax.nn", "naive"}
     for row in rows:
-        assert set(row) == {"case", "impl", "gflops", "ms", "temp_bytes"}
+        assert set(row) == {"case", "impl", "gflops", "ms", "spread", "temp_bytes"}
         assert row["gflops"] == pytest.approx(4 * 16 * 2 * 64 * 65 / 2 * 3.5 / row["ms"] / 1e6)
 
 
 def test_ratios_are_taken_case_by_case():
     bench = load("bench_attention")
-    times = {"full fwd": (20.0, 30.0), "causal fwd": (10.0, 40.0)}
+    times = {"full fwd": (20.0, 30.0), "causal fwd": (10.0, 40.0, 15.0)}
     rows = [
         {"case": f"float32 S=4096 D=64 {what}", "impl": impl, "ms": ms}
-        for what, pair in times.items()
-        for impl, ms in zip(("flash", "jax.nn"), pair, strict=True)
+        for what, each in times.items()
+        for impl, ms in zip(("flash", "jax.nn", "flash, full"), each, strict=False)
     ]
     rows += [
         {"case": "float32 S=512 D=64 full fwd", "impl": i, "ms": ms} for i, ms in (("flash", 1.0), ("jax.nn", 9.0))
@@ -56,7 +56,7 @@ def test_ratios_are_taken_case_by_case():
     assert found == {
         "float32 full fwd / jax.nn": pytest.approx(1.5),
         "float32 causal fwd / jax.nn": pytest.approx(4),
-        "float32 causal / full speed fwd": pytest.approx(2),
+        "float32 causal / full speed fwd": pytest.approx(1.5),
     }
 
 
