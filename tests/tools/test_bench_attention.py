@@ -90,7 +90,7 @@ def test_all_run_on_a_device_for_each_core():
         of_case.setdefault(row["case"], {})[row["impl"]] = row
     causal, full, decode = of_case.values()
     alone = {"flash 1 device", "jax.nn 1 device", "naive 1 device"}
-    assert causal.keys() - {"torch"} == {"flash", "jax.nn", "naive"} | alone
+    assert causal.keys() - {"torch"} == {"flash", "flash, full", "jax.nn", "naive"} | alone
     assert full.keys() - {"torch"} == {"flash", "flash 1 device", "products", "softmax"}
     assert decode.keys() == {"flash", "flash 1 device", "read"}
     assert causal["flash"]["temp_bytes"] > 0
