@@ -32,8 +32,7 @@ def check() -> None:
             "causal": lambda q, k, v, bias, sink: aj.flash_attention(
                 q, k, v, causal=True, window=(9, None), sink=sink, tile=32
             ),
-            "bias": lambda q, k, v, bias, sink: aj.flash_attention(q, k, v, bias=bias, tile=32),
-            "dropout": lambda q, k, v, bias, sink: aj.flash_attention(q, k, v, dropout=dropout, tile=32),
+            "bias": lambda q, k, v, bias, sink: aj.flash_attention(q, k, v, bias=bias, dropout=dropout, tile=32),
         }
         found = {}
         for name, case in cases.items():
@@ -43,7 +42,7 @@ def check() -> None:
 
     given, specs = (d_out, q, k, v, bias, sink), (BY_HEADS,) * 4 + (P(None, "core"), P("core"))
     of_case = (BY_HEADS, specs[1:])
-    out_specs = dict.fromkeys(("causal", "bias", "dropout"), of_case)
+    out_specs = dict.fromkeys(("causal", "bias"), of_case)
 
     def shared_out(function, in_specs, out_specs, *given):
         placed = [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(given, in_specs, strict=True)]
