@@ -3,7 +3,6 @@
 The result is that of one device; how much time it saves depends on the machine, and is printed as measured.
 """
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -14,13 +13,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import ascend_jax as aj
+from ascend_jax.ops.attention.host_cores import usable_cores
 
 SEQ, HEADS_OF_A_CORE, DIM, ROUNDS = 1024, 2, 64, 7
 
 
 def main() -> None:
     """Share the heads out, compare with one device, and time both in turn."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     jax.config.update("jax_num_cpu_devices", cores)  # works only before JAX is first used
     devices = jax.devices("cpu")
     mesh, by_heads = jax.make_mesh((cores,), ("core",), devices=devices), P(None, None, "core")
@@ -31,11 +31,10 @@ def main() -> None:
     alone = [jax.device_put(x, devices[0]) for x in arrays]
     apart = [jax.device_put(x, NamedSharding(mesh, by_heads)) for x in arrays]
 
-    def attend(q: jax.Array, k: jax.Array, v: jax.Array, tile: tuple[int, int] | None = None) -> jax.Array:
-        return aj.flash_attention(q, k, v, causal=True, tile=tile)
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return aj.flash_attention(q, k, v, causal=True)
 
-    tile = aj.ops.host_tiles(SEQ, SEQ, DIM, cores=cores)  # a device alone has all cores: the tile that suits it
-    on_one = jax.jit(lambda *x: attend(*x, tile)).lower(*alone).compile()
+    on_one = jax.jit(attend).lower(*alone).compile()
     on_each = jax.jit(jax.shard_map(attend, mesh=mesh, in_specs=by_heads, out_specs=by_heads)).lower(*apart).compile()
     difference = np.abs(np.asarray(on_each(*apart)) - np.asarray(on_one(*alone))).max()
     print(f"{cores} core(s), {shape[2]} heads of {SEQ} rows")

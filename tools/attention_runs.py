@@ -139,16 +139,20 @@ def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
     """Return the milliseconds of each run in each round, all taking turns."""
     for run in runs.values():
         run()
-    times = [{name: milliseconds(run) for name, run in runs.items()}]
+    times = [one_round(runs)]
     while len(times) < (min(rounds, 3) if sum(times[0].values()) > LONG_ROUND_MS else rounds):
-        times.append({name: milliseconds(run) for name, run in runs.items()})
+        times.append(one_round(runs))
     return {name: [each[name] for each in times] for name in runs}
 
 
-def milliseconds(run: Run) -> float:
-    """Return what one run takes, once the threads of the one before have stopped spinning for more work."""
-    time.sleep(SETTLE_S)
-    run()  # untimed: a core that slept needs milliseconds to wake up, whatever it is to run
-    start = time.perf_counter()
-    run()
-    return (time.perf_counter() - start) * 1e3
+def one_round(runs: dict[str, Run]) -> dict[str, float]:
+    """Return the milliseconds of each run."""
+    times = {}
+    for name, run in runs.items():
+        run()  # untimed: a core that slept needs milliseconds to wake up, whatever it is to run
+        start = time.perf_counter()
+        run()
+        times[name] = (time.perf_counter() - start) * 1e3
+        if name == "torch":
+            time.sleep(SETTLE_S)
+    return times

@@ -30,11 +30,9 @@ share of the tiles. "at best" is the time of torch divided by the two.
 """
 
 import argparse
-import functools
 import itertools
 import json
 import math
-import os
 import statistics
 import sys
 from collections.abc import Iterator
@@ -57,6 +55,7 @@ from attention_runs import (
 )
 
 import ascend_jax as aj
+from ascend_jax.ops.attention.host_cores import usable_cores
 
 DTYPES = ("float32", "bfloat16", "float16")
 NAIVE_LIMIT_BYTES = 1 << 28  # of scores: longer cases leave out the peers that hold them
@@ -109,11 +108,6 @@ def at_least_one(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{number}: give at least 1")
     return number
-
-
-def usable_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def cases(flags: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
@@ -173,9 +167,8 @@ def measure(
     for name, function in functions.items():
         runs[name], temps[name] = jax_run(function, operands, backward, mesh)
     if mesh is not None:
-        tile = aj.ops.host_tiles(length, length, dim, skips=causal, cores=usable_cores())  # one device has all cores
-        alone = {"flash": functools.partial(aj.flash_attention, causal=causal, tile=tile)} | holds_scores
-        for name, function in alone.items():
+        for name in ("flash", *holds_scores):
+            function = functions[name]
             runs[f"{name} 1 device"], temps[f"{name} 1 device"] = jax_run(function, operands, backward, None)
     torch_call = torch_run(arrays, dtype, causal, backward, None if mesh is None else usable_cores())
     if torch_call is not None:
@@ -204,7 +197,7 @@ def measure_ceiling(
     length: int, dim: int, dtype: str, causal: bool, backward: bool, heads: int, rounds: int, devices: int = 1
 ) -> list[dict[str, Any]]:
     """Return flash, torch, and the bare products and softmax of a case."""
-    tile = aj.ops.host_tiles(length, length, dim, skips=causal)
+    tile = aj.ops.host_tiles(length, length, dim, skips=causal, cores=max(1, usable_cores() // devices))
     tiles = -(-heads * visible_pairs(length, causal) // (tile[0] * tile[1]))
     mesh = make_mesh(devices)
     bare = {f"products {kind}": bare_products(tile, dim, kind, tiles, backward, mesh) for kind in {dtype, "float32"}}

@@ -8,25 +8,28 @@ much as reading the keys, however many of its factors are 0. Not differentiable:
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ascend_jax.ops.attention.host_cores import device_cores
 from ascend_jax.ops.attention.online_softmax import RowState, absorb
+from ascend_jax.ops.page_chunks import chunks_of, numbers_of
 from ascend_jax.runtime.loop import varying_together
 
 __all__ = ["paged_decode"]
 
-# rows of keys in one product, or those of a larger page: 128 KiB of float32, which stay in the cache of a core
-_CHUNK_ROWS = (128, 256)
-_CHUNK_ELEMENTS = 1 << 15
-# that a single product has at a time while there are as many: they share the steps of the softmax, and of more than 8
-# chunks XLA's executor gives some to another core
-_STEP_CHUNKS = 16
-_STEP_ROWS = 4096  # at most, of larger pages
+_STEP_CHUNKS = 16  # of a product that shares them out: of more than 8 XLA's executor gives some to another core
 _PRODUCT_ROWS = 8  # query rows that a product takes at no more than the cost of reading the keys
+
+
+class _Part(NamedTuple):
+    """What the loop knows of a product, and where it writes its keys and its values."""
+
+    state: RowState
+    rooms: tuple[jax.Array | None, ...]
 
 
 @jax.named_scope("paged_decode")
@@ -57,7 +60,7 @@ def paged_decode(
     """
     joined = _joined(q.shape[1] // kv_heads, kv_heads) if k_pool.ndim == v_pool.ndim == 3 else 1
     given = (q, k_pool, v_pool, jnp.asarray(table, jnp.int32), jnp.asarray(lengths, jnp.int32).clip(0), scale)
-    run = functools.partial(_decode, *given, block_size=block_size, kv_heads=kv_heads)
+    run = functools.partial(_decode, *given, block_size=block_size, kv_heads=kv_heads, cores=device_cores())
     out, lse = run(joined=joined)
     if joined == 1:
         return out, lse
@@ -66,7 +69,7 @@ def paged_decode(
     return lax.cond(is_clean, lambda: (out, lse), lambda: run(joined=1))
 
 
-@functools.partial(jax.jit, static_argnames=("block_size", "kv_heads", "joined"))
+@functools.partial(jax.jit, static_argnames=("block_size", "kv_heads", "cores", "joined"))
 def _decode(
     q: jax.Array,
     k_pool: jax.Array,
@@ -76,60 +79,61 @@ def _decode(
     scale: Any,
     block_size: int,
     kv_heads: int,
+    cores: int,
     joined: int,
 ) -> tuple[jax.Array, jax.Array]:
     """Compute :func:`paged_decode` with so many key heads in a product."""
     batch, heads, _, dim = q.shape
     group, parts = heads // kv_heads, kv_heads // joined
-    rows_of_chunk = min(max(_CHUNK_ELEMENTS // (joined * dim), _CHUNK_ROWS[0]), _CHUNK_ROWS[1])
-    step = max(1, rows_of_chunk // block_size)  # pages of a chunk
-    chunk_rows = step * block_size
-    table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % step)))
-    # of several products in a step the keys would not stay in the cache
-    most_chunks = min(_STEP_CHUNKS, _STEP_ROWS // chunk_rows, table.shape[1] // step)
-    together = max(1, most_chunks) if parts == 1 else 1
+    widths = joined * dim, joined * (v_pool.shape[2] // kv_heads if v_pool.ndim == 3 else _width(v_pool))
+    most = min(k_pool.shape[0], v_pool.shape[0])
+    is_lost = ((table < 0) | (table >= most)) & (jnp.arange(table.shape[1])[None] * block_size < lengths[:, None])
+    chunks = chunks_of(block_size, widths[0], cores, is_contiguous=parts == 1 or k_pool.ndim > 3)
+    table = chunks.pieces_of(table.clip(0, most - 1))
+    # of several products in a step, or on one core, the keys of several chunks would not stay in the cache
+    together = min(_STEP_CHUNKS, table.shape[1] // chunks.pieces) if parts == 1 and cores > 1 else 1
     kind = jnp.promote_types(q.dtype, jnp.float32)
     queries = (q.astype(kind) * jnp.asarray(scale, kind)).reshape(batch, parts, joined, group, dim)
     queries = _apart(queries).reshape(batch, parts, joined * group, joined * dim)
-    most = min(k_pool.shape[0], v_pool.shape[0])
 
     def one(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-        rows, pages, length = operands
+        rows, pieces, length, is_lost = operands
 
-        def chunks(first: Any, count: int, state: tuple[RowState, ...], is_last: bool) -> tuple[RowState, ...]:
-            ids = lax.dynamic_slice_in_dim(pages, first * step, count * step).reshape(count, step)
-            seen = jnp.arange(chunk_rows) < length - first * chunk_rows if is_last else None
+        def absorb_chunks(first: Any, count: int, loop: tuple[_Part, ...], is_last: bool) -> tuple[_Part, ...]:
+            some = lax.dynamic_slice_in_dim(pieces, first * chunks.pieces, count * chunks.pieces).reshape(count, -1)
+            seen = chunks.row_numbers() < length - first * chunks.rows if is_last else None
             # XLA would take what is done to a whole pool out of the loop, and so copy it
-            ids, *pools = lax.optimization_barrier((ids, k_pool, v_pool))
+            some, *pools = lax.optimization_barrier((some, k_pool, v_pool))
             new = []
-            for part in range(parts):
-                k, v = (
-                    [_take(pool, of_chunk, part, joined / kv_heads, seen).astype(kind) for of_chunk in ids]
-                    for pool in pools
-                )
-                new.append(_absorb(rows[part], k, v, state[part], seen))
+            for n, (state, rooms) in enumerate(loop):
+                taken = [
+                    [chunks.take(pool, numbers, n, width, room) for numbers in some]
+                    for pool, width, room in zip(pools, widths, rooms, strict=True)
+                ]
+                k, v = ([_keys(x, pool.dtype, kind, seen) for x in of] for of, pool in zip(taken, pools, strict=True))
+                kept = tuple(None if room is None else of[0] for of, room in zip(taken, rooms, strict=True))
+                new.append(_Part(_absorb(rows[n], k, v, state, seen), kept))
             return tuple(new)
 
         size = joined * group
-        value_dim = v_pool.shape[2] // kv_heads if v_pool.ndim == 3 else _width(v_pool)
-        lowest = jnp.full(size, jnp.finfo(kind).min, kind)
-        state = (RowState(lowest, jnp.zeros(size, kind), jnp.zeros((size, joined * value_dim), kind)),) * parts
-        state = varying_together((rows, k_pool, v_pool, pages, length), state)[1]
-        whole = length // (together * chunk_rows)
-        state = lax.fori_loop(0, whole, lambda n, x: chunks(n * together, together, x, False), state)
-        rest = whole * together, -(-length // chunk_rows)
-        state = lax.fori_loop(*rest, lambda n, x: chunks(n, 1, x, True), state)
-        row_max, row_sum, acc = (jnp.stack(x) for x in zip(*state, strict=True))
-        is_lost = ((pages < 0) | (pages >= most)) & (jnp.arange(pages.size) * block_size < length)
-        row_sum = jnp.where(is_lost.any(), jnp.nan, row_sum)  # there is no such page
+        lowest, zeros = jnp.full(size, jnp.finfo(kind).min, kind), jnp.zeros((size, widths[1]), kind)
+        rooms = chunks.room(k_pool, widths[0]), chunks.room(v_pool, widths[1])
+        loop = (_Part(RowState(lowest, jnp.zeros(size, kind), zeros), rooms),) * parts
+        loop = varying_together((rows, k_pool, v_pool, pieces, length), loop)[1]
+        whole = length // (together * chunks.rows)
+        loop = lax.fori_loop(0, whole, lambda n, x: absorb_chunks(n * together, together, x, False), loop)
+        rest = whole * together, -(-length // chunks.rows)
+        loop = lax.fori_loop(*rest, lambda n, x: absorb_chunks(n, 1, x, True), loop)
+        row_max, row_sum, acc = (jnp.stack(x) for x in zip(*(part.state for part in loop), strict=True))
+        row_sum = jnp.where(is_lost, jnp.nan, row_sum)  # there is no such page
         hidden = row_sum == 0
         divisor = jnp.where(hidden, 1, row_sum)
         own = jnp.arange(joined)
-        acc = acc.reshape(parts, joined, group, joined, value_dim)[:, own, :, own].swapaxes(0, 1)
+        acc = acc.reshape(parts, joined, group, joined, -1)[:, own, :, own].swapaxes(0, 1)
         out = acc / divisor.reshape(parts, joined, group, 1)
         return out, jnp.where(hidden, jnp.inf, row_max + jnp.log(divisor)).astype(jnp.float32)
 
-    out, lse = lax.map(one, (queries, table, lengths))
+    out, lse = lax.map(one, (queries, table, lengths, is_lost.any(axis=1)))
     return out.reshape(batch, heads, 1, -1).astype(q.dtype), lse.reshape(batch, heads, 1, 1)
 
 
@@ -149,22 +153,10 @@ def _width(pool: jax.Array) -> int:
     return pool.shape[3] if pool.ndim == 4 else pool.shape[2] * pool.shape[4]
 
 
-def _take(pool: jax.Array, ids: jax.Array, part: int, share: float, is_seen: jax.Array | None) -> jax.Array:
-    """Return the rows of some pages for one of the parts of the key heads, ``[rows, J D]``; 0 where not seen."""
-    dtype = pool.dtype
-    if dtype.itemsize == 2:  # XLA:CPU would widen the whole pool to slice 16-bit floats
-        pool = lax.bitcast_convert_type(pool, jnp.uint16)
-    width = round(pool.shape[2] * share)
-    start: tuple[int, ...] = (0, part * width)
-    size: tuple[int, ...] = (pool.shape[1], width)
-    if pool.ndim > 3:
-        start, size = (part, *(0,) * (pool.ndim - 2)), (1, *pool.shape[2:])
-    pages = [lax.dynamic_slice(pool, (page, *start), (1, *size)) for page in ids]
-    if pool.ndim == 5:  # [1, 1, D / c, bs, c]
-        pages = [page.swapaxes(2, 3) for page in pages]
-    rows = jnp.concatenate([page.reshape(-1, size[-1] if pool.ndim < 5 else _width(pool)) for page in pages])
-    rows = rows if is_seen is None else jnp.where(is_seen[:, None], rows, 0)
-    return lax.bitcast_convert_type(rows, dtype)
+def _keys(chunk: jax.Array, dtype: Any, kind: Any, is_seen: jax.Array | None) -> jax.Array:
+    """Return the rows of a chunk in the accumulator type; 0 where not seen."""
+    rows = chunk if is_seen is None else jnp.where(is_seen[:, None], chunk, 0)
+    return numbers_of(rows, dtype).astype(kind)
 
 
 def _absorb(

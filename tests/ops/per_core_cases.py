@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import ascend_jax as aj
 from ascend_jax.ops import philox_dropout
+from ascend_jax.ops.attention import host_cores
 
 BATCH, ROWS, COLUMNS, HEADS, KV_HEADS, DIM = 1, 40, 72, 4, 2, 16
 BY_HEADS = P(None, None, "core")
@@ -80,6 +81,12 @@ def check() -> None:
             q, k, v, num_heads=q.shape[2] // DIM, num_key_value_heads=k.shape[2] // DIM, scale_value=0.25,
             block_table=table, block_size=16, actual_seq_lengths_kv=lengths,
         ).attention_out  # fmt: skip
+
+    # each device has its share of the cores, a device alone all of them, however many there are
+    host_cores.usable_cores = lambda: 6
+    seen = []
+    shared_out(lambda x: (seen.append(host_cores.device_cores()), x)[1], (BY_HEADS,), BY_HEADS, q)
+    assert [*seen, jax.jit(lambda: host_cores.device_cores())()] == [3, 6]
 
     wanted = jax.jit(decode)(*pages)
     assert float(jnp.abs(wanted).max()) > 0.1

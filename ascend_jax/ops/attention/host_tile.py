@@ -1,10 +1,10 @@
 """The host tile: what runs fast in XLA, looked up by backend and shape. The Ascend tile is another knob (`tiling`)."""
 
-import os
 from typing import Any
 
 import jax
 
+from ascend_jax.ops.attention.host_cores import device_cores
 from ascend_jax.ops.attention.host_tile_table import HOST_TILES, NARROW_PRODUCTS
 
 __all__ = ["host_tiles", "multiplies_narrow"]
@@ -23,24 +23,20 @@ def host_tiles(
         dim: Head dimension, the larger of that of keys and values.
         skips: Whether some rows do not see some columns, so that smaller tiles leave out more.
         backend: "cpu", "gpu" or "tpu"; the default backend if not given.
-        cores: Cores that a device of the CPU has; if not given those of this process, divided by its devices.
+        cores: Cores that a device of the CPU has; if not given see
+            :func:`~ascend_jax.ops.attention.host_cores.device_cores`.
 
     >>> host_tiles(4096, 513, skips=False, backend="cpu", cores=2), host_tiles(4096, 513, backend="cpu", cores=1)
     ((512, 272), (256, 176))
     """
     backend = backend or jax.default_backend()
-    if backend == "cpu" and (_cores() if cores is None else cores) <= 1:
+    if backend == "cpu" and (device_cores() if cores is None else cores) == 1:
         backend = "cpu core"
     rows = HOST_TILES.get(backend, HOST_TILES["cpu"])
     longest = max(q_len, kv_len)
     whole, skipping = next(tiles for length, d, *tiles in rows if longest <= (length or longest) and dim <= (d or dim))
     largest = skipping if skips else whole
     return _split(q_len, largest[0]), _split(kv_len, largest[1])
-
-
-def _cores() -> int:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return usable // jax.local_device_count("cpu")
 
 
 def multiplies_narrow(dtype: Any, *, backend: str | None = None) -> bool:

@@ -1,0 +1,88 @@
+"""Decoding from pages on devices of one core and of more, against float64 attention on rows that are gathered first."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ascend_jax.ops import paged_decode as module
+from ascend_jax.ops.page_chunks import chunks_of
+
+DIM, LENGTHS = 16, (1300, 0, 1)
+
+
+def pools_of(form, rows, page_rows):
+    """Pools of keys ``[B, S, K, D]`` in pages, the first page last, NaN in what belongs to nobody; and their table."""
+    batch, length, kv_heads, dim = rows[0].shape
+    count = length // page_rows
+    table = np.arange(batch * count)[::-1].reshape(batch, count) + 1
+    pools = []
+    for x in rows:
+        pool = np.full((batch * count + 2, page_rows, kv_heads, dim), np.nan, x.dtype)
+        pool[table] = x.reshape(batch, count, page_rows, kv_heads, dim)
+        if form == "BH":
+            pools.append(pool.reshape(len(pool), page_rows, -1))
+        elif form == "BNBD":
+            pools.append(pool.swapaxes(1, 2))
+        else:
+            pools.append(pool.swapaxes(1, 2).reshape(len(pool), kv_heads, page_rows, -1, 8).swapaxes(2, 3))
+    return [np.ascontiguousarray(x) for x in pools], table
+
+
+def expect(q, k, v, scale):
+    """Attention of ``[B, N, 1, D]`` over the first rows of each batch row, in float64."""
+    out = np.zeros((*q.shape[:3], v.shape[-1]))
+    for b, n in np.ndindex(*q.shape[:2]):
+        if LENGTHS[b]:
+            keys, values = (x[b, : LENGTHS[b], n * x.shape[2] // q.shape[1]].astype(np.float64) for x in (k, v))
+            scores = keys @ q[b, n, 0].astype(np.float64) * scale
+            weights = np.exp(scores - scores.max())
+            out[b, n, 0] = weights @ values / weights.sum()
+    return out
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize(
+    ("form", "page_rows", "heads", "kv_heads", "dtype"),
+    [
+        ("BH", 16, 4, 2, "float32"),  # key heads of one product
+        ("BH", 64, 10, 1, "float32"),
+        ("BH", 64, 20, 2, "bfloat16"),  # a product for each key head
+        ("BH", 512, 4, 1, "float32"),  # pages that are cut
+        ("BNBD", 512, 2, 2, "bfloat16"),
+        ("BNBD", 128, 4, 2, "float32"),
+        ("NZ", 64, 2, 2, "float32"),
+        ("NZ", 512, 2, 1, "float32"),
+    ],
+)
+def test_every_row_comes_once(form, page_rows, heads, kv_heads, dtype, cores, monkeypatch):
+    monkeypatch.setattr(module, "device_cores", lambda: cores)
+    rng = np.random.default_rng(heads)
+    length = -(-1400 // page_rows) * page_rows
+    q, k, v = (
+        np.array(jnp.asarray(rng.normal(size=shape), dtype))
+        for shape in ((3, heads, 1, DIM), (3, length, kv_heads, DIM), (3, length, kv_heads, DIM))
+    )
+    for b, seen in enumerate(LENGTHS):
+        k[b, seen:] = v[b, seen:] = np.nan  # what is not seen never counts
+    pools, table = pools_of(form, (k, v), page_rows)
+    out, lse = module.paged_decode(q, *map(jnp.asarray, pools), table, LENGTHS, 0.25, page_rows, kv_heads)
+    np.testing.assert_allclose(out, expect(q, k, v, 0.25), atol=2e-6 if dtype == "float32" else 1e-2)
+    assert np.isposinf(lse[1]).all()
+    assert np.isfinite(np.asarray(lse)[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize(("page_rows", "width"), [(16, 128), (48, 64), (128, 128), (1024, 128), (1000, 256), (1009, 8)])
+def test_chunks_have_every_row_of_their_pieces(page_rows, width, cores):
+    chunks = chunks_of(page_rows, width, cores)
+    assert sorted(chunks.row_numbers().tolist()) == list(range(chunks.rows))
+    assert chunks.rows * width <= max(2 * 256 * 128, 2 * 256 * width, 2 * page_rows * width if page_rows == 1009 else 0)
+    pool = jnp.arange(3 * page_rows).reshape(3, page_rows, 1)
+    pieces = chunks.pieces_of(jnp.array([[2, 0, 1]], jnp.int32))[0]
+    found, room = [], chunks.room(pool, 1)
+    for n in range(0, len(pieces), chunks.pieces):
+        taken = chunks.take(pool, pieces[n : n + chunks.pieces], 0, 1, room)
+        room = taken if chunks.is_kept else None
+        found += np.asarray(taken)[np.argsort(chunks.row_numbers()), 0].tolist()
+    order = [*range(2 * page_rows, 3 * page_rows), *range(2 * page_rows)]
+    assert found[: len(order)] == order
