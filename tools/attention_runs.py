@@ -1,4 +1,4 @@
-"""What `bench_attention.py` times: attention in JAX and in torch, shared out over CPU devices, and bare tile steps."""
+"""What `bench_attention.py` times: attention in JAX and in torch, shared out over CPU devices, and its bare steps."""
 
 import functools
 import time
@@ -11,6 +11,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from ascend_jax.ops.attention.host_cores import usable_cores
+from ascend_jax.ops.page_chunks import chunks_of
 from ascend_jax.runtime.loop import varying_together
 
 Run = Callable[[], object]
@@ -115,6 +117,39 @@ def bare_softmax(tile: tuple[int, int], tiles: int, backward: bool, mesh: Mesh |
         return highest, weights.sum(axis=1), weights, jnp.asarray(again)
 
     return repeated(step, scores, tiles, mesh)
+
+
+def bare_copies(pools: list[np.ndarray], table: np.ndarray, block: int, width: int, mesh: Mesh | None = None) -> Run:
+    """Return what copies the pages of a table ``[B, pages]`` in its order, chunk by chunk to the same place."""
+    devices = 1 if mesh is None else mesh.size
+    chunks = chunks_of(block, width, cores=max(1, usable_cores() // devices))
+
+    def run(table: jax.Array, *pools: jax.Array) -> jax.Array:
+        pieces = chunks.pieces_of(table).reshape(-1, chunks.pieces)
+        rooms = [jnp.zeros((chunks.rows, width), pool.dtype) for pool in pools]
+
+        def step(n: Any, rooms: list[jax.Array]) -> list[jax.Array]:
+            here, *there = jax.lax.optimization_barrier((pieces[n], *pools))  # or they would be copied before the loop
+            to = rooms if chunks.is_kept else [None] * len(pools)
+            return [chunks.take(pool, here, 0, width, room) for pool, room in zip(there, to, strict=True)]
+
+        rooms = jax.lax.fori_loop(0, len(pieces), step, varying_together(pools, rooms)[1])
+        return jnp.stack([room.sum() for room in rooms])
+
+    return compiled_run(run, (table, *pools), mesh, (P(), *[HEADS] * len(pools)), P("core"))[0]
+
+
+def bare_decode_products(rows: int, width: int, group: int, times: int, mesh: Mesh | None = None) -> Run:
+    """Return what multiplies the queries of a group with keys, and weights with values, of so many rows each."""
+    rng = np.random.default_rng(0)
+    shapes = {"keys": (rows, width), "values": (rows, width), "queries": (2, group, width), "weights": (2, group, rows)}
+    given = {name: jnp.asarray(rng.normal(size=shape).astype(np.float32)) for name, shape in shapes.items()}
+
+    def step(n: Any, _: Any, x: dict[str, jax.Array]) -> Any:
+        dot = functools.partial(jnp.dot, precision="highest")
+        return dot(x["keys"], x["queries"][n % 2].T), dot(x["weights"][n % 2], x["values"])
+
+    return repeated(step, given, times, mesh)
 
 
 def repeated(step: Callable[..., Any], given: Any, times: int, mesh: Mesh | None) -> Run:

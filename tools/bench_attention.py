@@ -1,7 +1,7 @@
 """Measure FlashAttention on this machine's CPU, side by side with its peers in one process.
 
     python tools/bench_attention.py [--json] [--full] [--seq 1024 4096] [--dims 64] [--heads 4] [--rounds 3]
-                                    [--devices 2] [--decode | --ceiling]
+                                    [--devices 2] [--decode] [--ceiling]
 
 Prints each case as soon as it is measured (with ``--json`` to stderr). By default S is 1,024 and 4,096 and D is 64;
 ``--full`` takes S from 512 to 8,192 and D of 64 and 128, and many minutes.
@@ -26,7 +26,9 @@ case also times "flash, full", the same call without the mask; "causal / full sp
 ``--ceiling`` tells how fast attention could be at best with XLA's products: beside flash and torch it times "products",
 the 2-D products (two forward, five backward) of as many host tiles as the visible pairs fill, in the operand type that
 is faster, and "softmax", the maxima, exponentials and sums of the same tiles, and nothing else; each device does its
-share of the tiles. "at best" is the time of torch divided by the two.
+share of the tiles. "at best" is the time of torch divided by the two. The decode case times "copies", of the pages in
+the order of the table to a place that stays in the cache, and "products", of as many keys and values that lie there;
+"at best" is what the two take.
 """
 
 import argparse
@@ -45,6 +47,8 @@ from attention_runs import (
     HEADS,
     P,
     Run,
+    bare_copies,
+    bare_decode_products,
     bare_products,
     bare_softmax,
     compiled_run,
@@ -76,9 +80,10 @@ def main() -> None:
         "--devices", type=at_least_one, default=usable_cores(), help="CPU devices of JAX, by default one a core"
     )
     parser.add_argument("--rounds", type=at_least_one, help="timed runs of each case")
-    only = parser.add_mutually_exclusive_group()
-    only.add_argument("--decode", action="store_true", help="only the paged decode case")
-    only.add_argument("--ceiling", action="store_true", help="only flash and torch beside bare products and softmax")
+    parser.add_argument("--decode", action="store_true", help="only the paged decode case")
+    parser.add_argument(
+        "--ceiling", action="store_true", help="flash and torch beside bare steps, instead of the peers"
+    )
     flags = parser.parse_args()
     if flags.devices > usable_cores():
         parser.error(f"--devices {flags.devices}: give at most {usable_cores()}, one for each core of this process")
@@ -117,8 +122,7 @@ def cases(flags: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
         heads = flags.heads or default_heads(length, flags.devices)
         run = measure_ceiling if flags.ceiling else measure
         yield run(length, dim, dtype, causal, backward, heads, flags.rounds, flags.devices)
-    if not flags.ceiling:
-        yield measure_decode(flags.rounds, flags.devices)
+    yield measure_decode(flags.rounds, flags.devices, with_ceiling=flags.ceiling)
 
 
 def default_heads(length: int, devices: int) -> int:
@@ -207,7 +211,9 @@ def measure_ceiling(
     return [*rows.values(), best | {"impl": "products"}]
 
 
-def measure_decode(rounds: int, devices: int = 1, length: int = 16384) -> list[dict[str, Any]]:
+def measure_decode(
+    rounds: int, devices: int = 1, length: int = 16384, *, with_ceiling: bool = False
+) -> list[dict[str, Any]]:
     """One query row against many keys in pages, by key heads, beside reading the same bytes once."""
     kv_heads = multiple(2, devices)
     batch, heads, dim, block = max(1, 8 // kv_heads), 4 * kv_heads, 128, 128
@@ -231,6 +237,10 @@ def measure_decode(rounds: int, devices: int = 1, length: int = 16384) -> list[d
     calls["read"] = compiled_run(read, tuple(pool), mesh, of_heads, P("core"))
     if mesh is not None:
         calls["flash 1 device"] = compiled_run(decode, given, None, specs, HEADS)
+    if with_ceiling:
+        copies = bare_copies(pool, table, block, kv_heads // devices * dim, mesh)
+        products = bare_decode_products(512, dim, heads // kv_heads, batch * kv_heads * -(-length // 512), mesh)
+        calls |= {"copies": (copies, None), "products": (products, None)}
     case = f"float32 decode B={batch} N={heads}/{kv_heads} S={length} D={dim} pages of {block}"
     runs, temps = ({name: call[at] for name, call in calls.items()} for at in (0, 1))
     return rows_of(case, runs, temps | {"read": None}, 4 * dim * heads * length * batch, rounds)
@@ -248,9 +258,12 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for case, times in by_case.items():
         if "decode" in case:
-            for impl in [name for name in times if name != "read"]:
+            name = "decode time / time to read the bytes"
+            if "copies" in times:
+                found[f"{name}, at best"] = [(times["copies"] + times["products"]) / times["read"]]
+            for impl in [impl for impl in times if impl.startswith("flash")]:
                 where = impl.replace("flash 1", ", 1").removeprefix("flash")
-                found[f"decode time / time to read the bytes{where}"] = [times[impl] / times["read"]]
+                found[f"{name}{where}"] = [times[impl] / times["read"]]
             continue
         dtype, length, _, kind, what = case.split()
         if int(length[2:]) < 1024:
