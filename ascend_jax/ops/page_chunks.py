@@ -13,7 +13,6 @@ from jax import lax
 __all__ = ["Chunks", "chunks_of", "numbers_of"]
 
 _ROWS, _LEAST_ROWS = 256, 128  # of a chunk, twice as many on one core; fewer than _ROWS if wider than 128 numbers
-_STREAMS, _LEAST_STREAMED_ROWS = 4, 64
 
 
 class Chunks(NamedTuple):
@@ -22,7 +21,6 @@ class Chunks(NamedTuple):
     page_rows: int
     cuts: int  # pieces of a page
     pieces: int  # of a chunk
-    streams: int  # equal parts of a piece that are read in turn
     is_kept: bool  # whether every chunk is written over the one before
 
     @property
@@ -37,15 +35,9 @@ class Chunks(NamedTuple):
 
     def pieces_of(self, table: jax.Array) -> jax.Array:
         """Numbers the pieces of pages, ``[B, pages]`` to ``[B, pieces]``, a whole number of chunks."""
-        numbers = (table[:, :, None] * self.cuts + jnp.arange(self.cuts, dtype=table.dtype)[None, None]).reshape(
-            len(table), -1
-        )
+        numbers = table[:, :, None] * self.cuts + jnp.arange(self.cuts, dtype=table.dtype)[None, None]
+        numbers = numbers.reshape(len(table), -1)
         return jnp.pad(numbers, ((0, 0), (0, -numbers.shape[1] % self.pieces)))
-
-    def row_numbers(self) -> jax.Array:
-        """Returns ``[rows]``: which row of the sequence each one of a chunk is, counted from the first of the chunk."""
-        piece = _in_turn(jnp.arange(self.piece_rows), self.streams)
-        return jnp.concatenate([piece + n * self.piece_rows for n in range(self.pieces)])
 
     def room(self, pool: jax.Array, width: int) -> jax.Array | None:
         """Returns what the first chunk is written over."""
@@ -74,7 +66,7 @@ class Chunks(NamedTuple):
             start = {3: (page, row0, part * width), 4: (page, part, row0, 0), 5: (page, part, 0, row0, 0)}[pool.ndim]
             rows = lax.dynamic_slice(_stored(pool), start, size)
             rows = rows.swapaxes(2, 3) if pool.ndim == 5 else rows
-            taken.append(_in_turn(rows.reshape(-1, width), self.streams))
+            taken.append(rows.reshape(-1, width))
         if room is None:
             return jnp.concatenate(taken)
         for n, rows in enumerate(taken):
@@ -82,26 +74,22 @@ class Chunks(NamedTuple):
         return room
 
 
-def chunks_of(page_rows: int, width: int, cores: int, *, is_contiguous: bool = True) -> Chunks:
-    """Returns the chunks that suit a device with so many cores, for pages of which ``width`` columns are taken.
+def chunks_of(page_rows: int, pages: int, width: int, cores: int) -> Chunks:
+    """Returns the chunks that suit a device with so many cores, for so many pages, of which ``width`` columns are taken.
 
-    ``is_contiguous``: these columns of the rows of a page lie one behind another.
+    A core that is alone takes more at a time, always to the same place; for several cores XLA's executor deals out what
+    has places of its own.
 
-    A core that is alone takes more at a time, always to the same place and along several lines of a page, and waits
-    less for the memory; for several cores XLA's executor deals out what is by itself.
-
-    >>> [chunks_of(rows, 128, cores=1)[:3] for rows in (16, 128, 1024)]
+    >>> [chunks_of(rows, 99, 128, cores=1)[:3] for rows in (16, 128, 1024)]
     [(16, 1, 32), (128, 1, 4), (1024, 4, 2)]
     """
     rows = max(min(_ROWS, _ROWS * 128 // width), _LEAST_ROWS)
     least = -(-page_rows // rows)
     cuts = next((n for n in range(least, 2 * least) if page_rows % n == 0), 1)
     piece_rows = page_rows // cuts
-    if cores > 1:
-        return Chunks(page_rows, cuts, max(1, rows // piece_rows), streams=1, is_kept=False)
-    is_streamed = is_contiguous and piece_rows % _STREAMS == 0 and piece_rows >= _LEAST_STREAMED_ROWS
     # of a chunk of one large piece XLA would make a step for several threads
-    return Chunks(page_rows, cuts, max(2, 2 * rows // piece_rows), _STREAMS if is_streamed else 1, is_kept=True)
+    pieces = max(1, rows // piece_rows) if cores > 1 else max(2, 2 * rows // piece_rows)
+    return Chunks(page_rows, cuts, max(1, min(pieces, pages * cuts)), is_kept=cores == 1)
 
 
 def numbers_of(chunk: jax.Array, dtype: Any) -> jax.Array:
@@ -112,8 +100,3 @@ def numbers_of(chunk: jax.Array, dtype: Any) -> jax.Array:
 def _stored(pool: jax.Array) -> jax.Array:
     """16-bit floats as integers: XLA:CPU would widen the whole pool to slice them."""
     return lax.bitcast_convert_type(pool, jnp.uint16) if pool.dtype.itemsize == 2 else pool
-
-
-def _in_turn(rows: jax.Array, streams: int) -> jax.Array:
-    """Orders rows as they are read: the first of each stream, the second of each, and so on."""
-    return rows.reshape(streams, -1, *rows.shape[1:]).swapaxes(0, 1).reshape(rows.shape)

@@ -1,8 +1,8 @@
 """Decoding straight from pages: one query row against a cache, every byte of it read once.
 
 The general path gathers the pages into ``[B, N, S, D]`` first, which for one query row costs several times the
-attention itself. Here a loop takes a few pages of one batch row at a time and runs the online softmax on them while
-they are in the processor's cache. It stops at the length of the row. Key heads that lie side by side
+attention itself. Here a loop takes a chunk of pages of one batch row at a time and runs the online softmax on it while it
+is in the processor's cache. It stops at the length of the row. Key heads that lie side by side
 share one product, the queries of each with zeros in the columns of the others: with few query rows a product costs as
 much as reading the keys, however many of its factors are 0. Not differentiable: inference only.
 """
@@ -88,10 +88,10 @@ def _decode(
     widths = joined * dim, joined * (v_pool.shape[2] // kv_heads if v_pool.ndim == 3 else _width(v_pool))
     most = min(k_pool.shape[0], v_pool.shape[0])
     is_lost = ((table < 0) | (table >= most)) & (jnp.arange(table.shape[1])[None] * block_size < lengths[:, None])
-    chunks = chunks_of(block_size, widths[0], cores, is_contiguous=parts == 1 or k_pool.ndim > 3)
+    chunks = chunks_of(block_size, table.shape[1], widths[0], cores)
     table = chunks.pieces_of(table.clip(0, most - 1))
     # of several products in a step, or on one core, the keys of several chunks would not stay in the cache
-    together = min(_STEP_CHUNKS, table.shape[1] // chunks.pieces) if parts == 1 and cores > 1 else 1
+    together = max(1, min(_STEP_CHUNKS, table.shape[1] // chunks.pieces)) if parts == 1 and cores > 1 else 1
     kind = jnp.promote_types(q.dtype, jnp.float32)
     queries = (q.astype(kind) * jnp.asarray(scale, kind)).reshape(batch, parts, joined, group, dim)
     queries = _apart(queries).reshape(batch, parts, joined * group, joined * dim)
@@ -101,7 +101,7 @@ def _decode(
 
         def absorb_chunks(first: Any, count: int, loop: tuple[_Part, ...], is_last: bool) -> tuple[_Part, ...]:
             some = lax.dynamic_slice_in_dim(pieces, first * chunks.pieces, count * chunks.pieces).reshape(count, -1)
-            seen = chunks.row_numbers() < length - first * chunks.rows if is_last else None
+            seen = jnp.arange(chunks.rows) < length - first * chunks.rows if is_last else None
             # XLA would take what is done to a whole pool out of the loop, and so copy it
             some, *pools = lax.optimization_barrier((some, k_pool, v_pool))
             new = []

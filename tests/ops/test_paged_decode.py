@@ -74,8 +74,7 @@ def test_every_row_comes_once(form, page_rows, heads, kv_heads, dtype, cores, mo
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize(("page_rows", "width"), [(16, 128), (48, 64), (128, 128), (1024, 128), (1000, 256), (1009, 8)])
 def test_chunks_have_every_row_of_their_pieces(page_rows, width, cores):
-    chunks = chunks_of(page_rows, width, cores)
-    assert sorted(chunks.row_numbers().tolist()) == list(range(chunks.rows))
+    chunks = chunks_of(page_rows, 3, width, cores)
     assert chunks.rows * width <= max(2 * 256 * 128, 2 * 256 * width, 2 * page_rows * width if page_rows == 1009 else 0)
     pool = jnp.arange(3 * page_rows).reshape(3, page_rows, 1)
     pieces = chunks.pieces_of(jnp.array([[2, 0, 1]], jnp.int32))[0]
@@ -83,6 +82,6 @@ def test_chunks_have_every_row_of_their_pieces(page_rows, width, cores):
     for n in range(0, len(pieces), chunks.pieces):
         taken = chunks.take(pool, pieces[n : n + chunks.pieces], 0, 1, room)
         room = taken if chunks.is_kept else None
-        found += np.asarray(taken)[np.argsort(chunks.row_numbers()), 0].tolist()
+        found += taken[:, 0].tolist()
     order = [*range(2 * page_rows, 3 * page_rows), *range(2 * page_rows)]
     assert found[: len(order)] == order
