@@ -27,8 +27,8 @@ case also times "flash, full", the same call without the mask; "causal / full sp
 the 2-D products (two forward, five backward) of as many host tiles as the visible pairs fill, in the operand type that
 is faster, and "softmax", the maxima, exponentials and sums of the same tiles, and nothing else; each device does its
 share of the tiles. "at best" is the time of torch divided by the two. The decode case times "copies", of the pages in
-the order of the table to a place that stays in the cache, and "products", of as many keys and values that lie there;
-"at best" is what the two take.
+the order of the table to a place that stays in the cache, "products", of as many keys and values that lie there, and
+"softmax"; "at best" is what the three take.
 """
 
 import argparse
@@ -92,7 +92,7 @@ def main() -> None:
         parser.error(f"{at}: each device takes as many heads; give a multiple of {flags.devices} heads, or --devices 1")
     jax.config.update("jax_platforms", "cpu")  # torch has the CPU too
     jax.config.update("jax_num_cpu_devices", flags.devices)
-    lengths, dims, rounds = ([512, 1024, 2048, 4096, 8192], [64, 128], 5) if flags.full else ([1024, 4096], [64], 3)
+    lengths, dims, rounds = ([512, 1024, 2048, 4096, 8192], [64, 128], 5) if flags.full else ([1024, 4096], [64], 9)
     flags.seq, flags.dims, flags.rounds = flags.seq or lengths, flags.dims or dims, flags.rounds or rounds
     rows: list[dict[str, Any]] = []
     for found in cases(flags):
@@ -239,8 +239,12 @@ def measure_decode(
         calls["flash 1 device"] = compiled_run(decode, given, None, specs, HEADS)
     if with_ceiling:
         copies = bare_copies(pool, table, block, kv_heads // devices * dim, mesh)
-        products = bare_decode_products(512, dim, heads // kv_heads, batch * kv_heads * -(-length // 512), mesh)
-        calls |= {"copies": (copies, None), "products": (products, None)}
+        group, times = heads // kv_heads, batch * kv_heads * -(-length // 512)
+        products, softmax = (
+            bare_decode_products(512, dim, group, times, mesh),
+            bare_softmax((group, 512), times, False, mesh),
+        )
+        calls |= {"copies": (copies, None), "products": (products, None), "softmax": (softmax, None)}
     case = f"float32 decode B={batch} N={heads}/{kv_heads} S={length} D={dim} pages of {block}"
     runs, temps = ({name: call[at] for name, call in calls.items()} for at in (0, 1))
     return rows_of(case, runs, temps | {"read": None}, 4 * dim * heads * length * batch, rounds)
@@ -260,7 +264,9 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
         if "decode" in case:
             name = "decode time / time to read the bytes"
             if "copies" in times:
-                found[f"{name}, at best"] = [(times["copies"] + times["products"]) / times["read"]]
+                found[f"{name}, at best"] = [
+                    sum(times[step] for step in ("copies", "products", "softmax")) / times["read"]
+                ]
             for impl in [impl for impl in times if impl.startswith("flash")]:
                 where = impl.replace("flash 1", ", 1").removeprefix("flash")
                 found[f"{name}{where}"] = [times[impl] / times["read"]]

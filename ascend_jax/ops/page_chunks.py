@@ -75,10 +75,12 @@ class Chunks(NamedTuple):
 
 
 def chunks_of(page_rows: int, pages: int, width: int, cores: int) -> Chunks:
-    """Returns the chunks that suit a device with so many cores, for so many pages, of which ``width`` columns are taken.
+    """Returns the chunks that suit a device with so many cores, for so many pages.
 
-    A core that is alone takes more at a time, always to the same place; for several cores XLA's executor deals out what
-    has places of its own.
+    Of each row ``width`` columns are taken.
+
+    A core that is alone takes more at a time, always to the same place; several cores share what has places of its
+    own.
 
     >>> [chunks_of(rows, 99, 128, cores=1)[:3] for rows in (16, 128, 1024)]
     [(16, 1, 32), (128, 1, 4), (1024, 4, 2)]

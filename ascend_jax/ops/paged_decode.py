@@ -1,10 +1,10 @@
 """Decoding straight from pages: one query row against a cache, every byte of it read once.
 
 The general path gathers the pages into ``[B, N, S, D]`` first, which for one query row costs several times the
-attention itself. Here a loop takes a chunk of pages of one batch row at a time and runs the online softmax on it while it
-is in the processor's cache. It stops at the length of the row. Key heads that lie side by side
-share one product, the queries of each with zeros in the columns of the others: with few query rows a product costs as
-much as reading the keys, however many of its factors are 0. Not differentiable: inference only.
+attention itself. Here a loop takes a chunk of pages of one batch row at a time and runs the online softmax on it
+while it is in the processor's cache. It stops at the length of the row. Key heads that lie side by side share one
+product, the queries of each with zeros in the columns of the others: with few query rows a product costs as much as
+reading the keys, however many of its factors are 0. Not differentiable: inference only.
 """
 
 import functools
