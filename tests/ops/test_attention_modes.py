@@ -169,8 +169,9 @@ def test_packed_sequences(case, dtype):
         seen = [x & ~mask[: x.shape[0], : x.shape[1]] for x in seen]
     options = {
         "head_num": N, "input_layout": "TND", "atten_mask": jax.device_put(mask), "scale_value": SCALE,
-        "prefix": prefix, "sparse_mode": mode, "pre_tokens": pre, "next_tokens": nxt, "actual_seq_qlen": np.cumsum(q_lens).tolist(),
-        "actual_seq_kvlen": np.cumsum(kv_lens).tolist(), "softmax_layout": "TND",
+        "prefix": prefix, "sparse_mode": mode, "pre_tokens": pre, "next_tokens": nxt,
+        "actual_seq_qlen": np.cumsum(q_lens).tolist(), "actual_seq_kvlen": np.cumsum(kv_lens).tolist(),
+        "softmax_layout": "TND",
     }  # fmt: skip
     done = flash_attention_score(q, k, v, **options)
     saved = {"softmax_max": done.softmax_max, "softmax_sum": done.softmax_sum, "attention_in": done.attention_out}
