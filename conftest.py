@@ -1,7 +1,10 @@
 """Room for compiled code, as a process may have 65,530 memory maps and each compiled function takes several; a name."""
 
 import gc
+import os
 from pathlib import Path
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads wait at full speed; set before it is imported
 
 import jax
 import pytest

@@ -1,5 +1,6 @@
 """Worked cases and field reports: exact values that follow from the definition by hand."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,17 +15,22 @@ from ascend_jax.ops import (
 )
 
 FLT_MAX = float(np.finfo(np.float32).max)
-COMPRESSED = jnp.asarray(np.triu(np.ones((2048, 2048), np.uint8), 1))
-PREFIX = jnp.zeros((3072, 2048), jnp.uint8)
+COMPRESSED = jax.device_put(np.triu(np.ones((2048, 2048), np.uint8), 1))
+PREFIX = jax.device_put(np.zeros((3072, 2048), np.uint8))
+
+
+def put(array):
+    """Put numbers on the device as float32; ``jnp.asarray`` would compile a kernel for each shape."""
+    return jax.device_put(np.asarray(array, np.float32))
 
 
 def probe(q_len, kv_len, mask=COMPRESSED, batch=1, **options):
     """Zero scores and v[j] = j: (sum, out) are the number of live columns and their mean index."""
-    v = jnp.broadcast_to(jnp.arange(float(kv_len)).reshape(1, 1, kv_len, 1), (batch, 1, kv_len, 1))
-    q, k = jnp.zeros((batch, 1, q_len, 4)), jnp.zeros((batch, 1, kv_len, 4))
+    v = put(np.tile(np.arange(kv_len).reshape(1, 1, kv_len, 1), (batch, 1, 1, 1)))
+    q, k = put(np.zeros((batch, 1, q_len, 4))), put(np.zeros((batch, 1, kv_len, 4)))
     done = flash_attention_score(q, k, v, head_num=1, input_layout="BNSD", atten_mask=mask, **options)
-    out, row_sum, row_max = done.attention_out, done.softmax_sum[..., 0], done.softmax_max[..., 0]
-    return [np.asarray(x).reshape(batch, q_len).squeeze().tolist() for x in (row_sum, out, row_max)]
+    out, row_sum, row_max = map(np.asarray, (done.attention_out, done.softmax_sum, done.softmax_max))
+    return [x.reshape(batch, q_len).squeeze().tolist() for x in (row_sum[..., 0], out, row_max[..., 0])]
 
 
 def test_anchors():
@@ -84,12 +90,12 @@ def test_prefixes():
 
 def packed(q_ends, kv_ends, mode, **options):
     v = np.concatenate([np.arange(b - a) for a, b in zip([0, *kv_ends], kv_ends, strict=False)]).astype(np.float32)
-    q, k = jnp.zeros((q_ends[-1], 1, 4)), jnp.zeros((kv_ends[-1], 1, 4))
+    q, k = put(np.zeros((q_ends[-1], 1, 4))), put(np.zeros((kv_ends[-1], 1, 4)))
     done = flash_attention_score(
-        q, k, jnp.asarray(v).reshape(-1, 1, 1), head_num=1, input_layout="TND", atten_mask=COMPRESSED, sparse_mode=mode,
+        q, k, put(v.reshape(-1, 1, 1)), head_num=1, input_layout="TND", atten_mask=COMPRESSED, sparse_mode=mode,
         actual_seq_qlen=q_ends, actual_seq_kvlen=kv_ends, **options,
     )  # fmt: skip
-    return done.softmax_sum[:, 0, 0].tolist(), done.attention_out.ravel().tolist()
+    return np.asarray(done.softmax_sum)[:, 0, 0].tolist(), np.asarray(done.attention_out).ravel().tolist()
 
 
 def test_a_split_batch_equals_the_whole():
@@ -101,32 +107,30 @@ def test_a_split_batch_equals_the_whole():
 
 
 def one_row(pse, pse_type, **options):
-    q, k = jnp.array([[1.0, 0.0]]).reshape(1, 1, 1, 2), jnp.eye(2).reshape(1, 1, 2, 2)
-    v = jnp.arange(2.0).reshape(1, 1, 2, 1)
-    pse = jnp.asarray(pse, jnp.float32).reshape(1, 1, 1, 2)
+    q, k = put(np.reshape([1, 0], (1, 1, 1, 2))), put(np.eye(2).reshape(1, 1, 2, 2))
+    v, pse = put(np.reshape([0, 1], (1, 1, 2, 1))), put(np.reshape(pse, (1, 1, 1, 2)))
     return flash_attention_score(q, k, v, head_num=1, input_layout="BNSD", pse=pse, pse_type=pse_type, **options)
 
 
 def test_order_of_scale_and_bias():
     for pse_type, expected in ((0, (2, 1.2231302, 0.8175745)), (1, (1, 1.6065307, 0.6224593))):
         done = one_row([0, 2], pse_type, scale_value=0.5)
-        found = [float(x.ravel()[0]) for x in (done.softmax_max, done.softmax_sum, done.attention_out)]
+        found = [np.asarray(x).flat[0] for x in (done.softmax_max, done.softmax_sum, done.attention_out)]
         assert found == pytest.approx(expected, rel=1e-6)
-    q = jnp.ones((1, 1, 1, 2))
-    k, v = jnp.array([[1.0, 0.0], [0.0, 0.0]])[None, None], jnp.array([1.0, 0.0]).reshape(1, 1, 2, 1)
-    pse = jnp.array([0.0, 2.0]).reshape(1, 1, 1, 2)
+    q, k = put(np.ones((1, 1, 1, 2))), put([[[[1, 0], [0, 0]]]])
+    v, pse = put([[[[1], [0]]]]), put([[[[0, 2]]]])
     for pse_type, expected in ((1, 0.377541), (0, 0.182426)):
         done = flash_attention_score(
             q, k, v, head_num=1, input_layout="BNSD", pse=pse, pse_type=pse_type, scale_value=0.5
         )
-        assert round(float(done.attention_out.ravel()[0]), 6) == expected
+        assert round(np.asarray(done.attention_out).item(), 6) == expected
     q4, kv4 = jnp.pad(q[0], ((0, 0), (0, 0), (0, 2))), jnp.pad(k[0], ((0, 0), (0, 0), (0, 2)))
     done = fused_infer_attention_score(q4, kv4, kv4, pse_shift=pse, scale_value=0.5)
     assert round(float(done.attention_out[0, 0, 0]), 6) == 0.182426
 
 
 def test_distance_bias():
-    slopes = jnp.array([0.5])
+    slopes = put([0.5])
     two = probe(4, 4, None, pse=slopes, pse_type=2)
     assert two[0] == pytest.approx([2.1975, 2.5809, 2.5809, 2.1975], abs=1e-4)
     assert two[1] == pytest.approx([0.9154, 1.2851, 1.7149, 2.0846], abs=1e-4) and two[2] == [0] * 4
@@ -147,7 +151,7 @@ def test_sink():
     q, k, sink = jnp.zeros((1, 1, 1, 4)), jnp.zeros((1, 1, 3, 4)), jnp.log(jnp.array([3.0]))
     options = {"head_num": 1, "input_layout": "BNSD", "sink": sink}
     done = flash_attention_score(q, k, v, **options)
-    found = [float(x.ravel()[0]) for x in (done.softmax_max, done.softmax_sum, done.attention_out)]
+    found = [np.asarray(x).flat[0] for x in (done.softmax_max, done.softmax_sum, done.attention_out)]
     assert found == pytest.approx([1.0986123, 2, 1], rel=1e-6)
     saved = {"softmax_max": done.softmax_max, "softmax_sum": done.softmax_sum, "attention_in": done.attention_out}
     grads = flash_attention_score_grad(q, k, v, jnp.full((1, 1, 1, 1), 3.0), **saved, **options)
@@ -156,12 +160,14 @@ def test_sink():
 
 def test_packed_with_empty_sequences_and_slack():
     rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.normal(size=(n, 1, 4)), jnp.float32) for n in (6, 7, 7))
-    q = q.at[5].set(jnp.nan)
+    rows = [rng.normal(size=(n, 1, 4)) for n in (6, 7, 7)]
+    d_out = np.ones_like(rows[0])
+    rows[0][5] = d_out[5] = np.nan
+    q, k, v, d_out = map(put, (*rows, d_out))
     options = {"head_num": 1, "input_layout": "TND", "actual_seq_qlen": [2, 2, 5], "actual_seq_kvlen": [2, 4, 7]}
     done = flash_attention_score(q, k, v, **options)
     saved = {"softmax_max": done.softmax_max, "softmax_sum": done.softmax_sum, "attention_in": done.attention_out}
-    grads = flash_attention_score_grad(q, k, v, jnp.ones_like(q).at[5].set(jnp.nan), **saved, **options)
+    grads = flash_attention_score_grad(q, k, v, d_out, **saved, **options)
     assert not done.attention_out[5].any() and not grads.dq[5].any()
     assert not grads.dk[2:4].any() and not grads.dv[2:4].any()
     assert all(np.isfinite(np.asarray(x)).all() for x in (*grads[:3], done.attention_out))
@@ -197,8 +203,8 @@ def test_the_vendor_example():
 
 
 def part(row_max, row_sum, out):
-    statistic = (jnp.full((1, 1, 1, 8), x) for x in (row_max, row_sum))
-    return jnp.full((1, 1, 8), out), *statistic
+    statistic = (put(np.full((1, 1, 1, 8), x)) for x in (row_max, row_sum))
+    return put(np.full((1, 1, 8), out)), *statistic
 
 
 def test_merging():
@@ -213,7 +219,7 @@ def test_merging():
         ((part(-200.0, 4.0, 1.5), part(0.0, FLT_MAX, np.nan)), (1.5, -200, 4)),
     ]
     for (a, b), expected in cases:
-        found = [float(x.ravel()[0]) for x in ring_attention_update(*a, *b)]
+        found = [np.asarray(x).flat[0] for x in ring_attention_update(*a, *b)]
         assert found == pytest.approx(expected, rel=1e-6)
     out, lse = attention_update([jnp.array([np.inf])] * 2, [jnp.full((1, 8), np.nan)] * 2)
     assert not out.any() and lse[0] == np.inf

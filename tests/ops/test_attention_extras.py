@@ -16,12 +16,12 @@ from tests.ops import attention_twin as twin
 
 quick = functools.partial(jax.jit, compiler_options=aj.QUICK_TO_COMPILE)
 N, D = 2, 8
-COMPRESSED = jnp.asarray(np.triu(np.ones((2048, 2048), np.uint8), 1))
+COMPRESSED = jax.device_put(np.triu(np.ones((2048, 2048), np.uint8), 1))
 
 
 def draw(*shapes, seed=0):
     rng = np.random.default_rng(seed)
-    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    return [jax.device_put(rng.normal(size=shape).astype(np.float32)) for shape in shapes]  # which compiles nothing
 
 
 def test_compressed_position_bias():
@@ -32,8 +32,8 @@ def test_compressed_position_bias():
     i, j = np.indices((length, length))
     whole = line[:, i - j + length]
     options = {"head_num": N, "input_layout": "BNSD", "atten_mask": COMPRESSED, "sparse_mode": 3, "pse_type": 0}
-    full = flash_attention_score(q, k, v, pse=jnp.asarray(whole[None]), **options)
-    short = flash_attention_score(q, k, v, pse=jnp.asarray(whole[None, :, -1024:]), **options)
+    full = flash_attention_score(q, k, v, pse=jax.device_put(whole[None]), **options)
+    short = flash_attention_score(q, k, v, pse=jax.device_put(whole[None, :, -1024:]), **options)
     np.testing.assert_array_equal(full.attention_out, short.attention_out)
     np.testing.assert_array_equal(full.softmax_sum, short.softmax_sum)
 
@@ -61,16 +61,16 @@ def test_packed_sequences_number_their_own_elements(kind):
     if kind == "flat":
         flat = rng.normal(size=sum(sizes)).astype(np.float32)
         parts = [x.reshape(1, N, *LENGTHS[n]) for n, x in enumerate(np.split(flat, sizes[:1]))]
-        given = {"pse": jnp.asarray(flat), "pse_type": 0}
+        given = {"pse": jax.device_put(flat), "pse_type": 0}
         expected = packed_expectation(arrays, lambda n: {"bias": parts[n]})
     elif kind == "slopes":
         slopes = rng.uniform(0.1, 1, (2, N)).astype(np.float32)
-        given = {"pse": jnp.asarray(slopes), "pse_type": 3, "kv_start_idx": 2}
+        given = {"pse": jax.device_put(slopes), "pse_type": 3, "kv_start_idx": 2}
         bias = [np.stack([twin.alibi(3, *LENGTHS[n], slopes[n, h], 0, 2) for h in range(N)])[None] for n in range(2)]
         expected = packed_expectation(arrays, lambda n: {"bias": bias[n]})
     elif kind == "bits":
         bits = np.unpackbits(rng.integers(0, 256, 64).astype(np.uint8), bitorder="little")
-        given = {"drop_mask": jnp.asarray(np.packbits(bits, bitorder="little")), "keep_prob": 0.5}
+        given = {"drop_mask": jax.device_put(np.packbits(bits, bitorder="little")), "keep_prob": 0.5}
         keep = [x.reshape(1, N, *LENGTHS[n]) / 0.5 for n, x in enumerate(np.split(bits[: sum(sizes)], sizes[:1]))]
         expected = packed_expectation(arrays, lambda n: {"keep": keep[n]})
     else:

@@ -17,7 +17,7 @@ from ascend_jax.ops import (
 from tests.ops import attention_twin as twin
 
 N, K, D = 4, 2, 16
-COMPRESSED = jnp.asarray(np.triu(np.ones((2048, 2048), np.uint8), 1))
+COMPRESSED = jax.device_put(np.triu(np.ones((2048, 2048), np.uint8), 1))
 HEADS = {"num_heads": N, "num_key_value_heads": K, "scale_value": 0.25}
 
 
@@ -56,7 +56,7 @@ def test_pages_in_any_order_and_layout(layout):
             pools = [x.reshape(len(x), K, 16, D // 8, 8).swapaxes(2, 3) for x in pools]
         table[0, 5], table[1, 3:] = -1, 10**6  # stale entries past the length
         done = fused_infer_attention_score(
-            jnp.asarray(q), *map(jnp.asarray, pools), input_layout="BNSD", block_table=table, block_size=16,
+            jax.device_put(q), *map(jax.device_put, pools), input_layout="BNSD", block_table=table, block_size=16,
             actual_seq_lengths_kv=lengths, softmax_lse_flag=True, **HEADS,
         )  # fmt: skip
         np.testing.assert_allclose(done.attention_out, expected[0], atol=1e-6)
@@ -79,7 +79,7 @@ def test_a_key_of_another_head_is_never_seen(value):
 
 
 def test_a_traced_table_never_reads_another_page():
-    q, k, v = (jnp.asarray(x) for x in draw((1, 1, N * D), (3, 16, K * D), (3, 16, K * D)))
+    q, k, v = (jax.device_put(x) for x in draw((1, 1, N * D), (3, 16, K * D), (3, 16, K * D)))
 
     @jax.jit
     def run(table, lengths):
@@ -116,7 +116,7 @@ def test_decoding_reads_the_pages_where_they_are(dtype):
 @pytest.mark.parametrize("is_paged", [False, True])
 def test_traced_lengths_past_the_end_reach_to_the_end(is_paged):
     """Keys that only pad a tile, or a page that the table does not name, take no part."""
-    q, k, v = (jnp.asarray(x) for x in draw((1, 1, N * D), (3, 48, K * D), (3, 48, K * D)))
+    q, k, v = (jax.device_put(x) for x in draw((1, 1, N * D), (3, 48, K * D), (3, 48, K * D)))
     given = {"block_table": jnp.array([[2, 1]]), "block_size": 48} if is_paged else {}
     k, v = (k, v) if is_paged else (k[:1, :40], v[:1, :40])
     run = jax.jit(lambda n: fused_infer_attention_score(q, k, v, actual_seq_lengths_kv=n, **given, **HEADS)[0])
@@ -125,7 +125,7 @@ def test_traced_lengths_past_the_end_reach_to_the_end(is_paged):
 
 
 def test_a_traced_table_never_reads_past_the_smaller_pool():
-    q, k, v = (jnp.asarray(x) for x in draw((1, 1, N * D), (3, 16, K * D), (2, 16, K * D)))
+    q, k, v = (jax.device_put(x) for x in draw((1, 1, N * D), (3, 16, K * D), (2, 16, K * D)))
     run = jax.jit(
         lambda table, lengths: (
             fused_infer_attention_score(
@@ -146,10 +146,10 @@ def test_prompt_with_lengths(mode):
     seen = np.zeros((2, 1, 24, 40), bool)
     for b, (a, c) in enumerate(zip(q_lens, kv_lens, strict=True)):
         seen[b, 0, :a, :c] = twin.allow(mode, a, c, 12, 2)
-    mask = jnp.asarray(~twin.allow(0, 24, 40, 12, 2)) if mode == 0 else COMPRESSED
+    mask = jax.device_put(~twin.allow(0, 24, 40, 12, 2)) if mode == 0 else COMPRESSED
     options = {"atten_mask": mask, "sparse_mode": mode, **tokens, **HEADS}
     done = fused_infer_attention_score(
-        *map(jnp.asarray, (q, k, v)), input_layout="BNSD_BSND", actual_seq_lengths=q_lens,
+        *map(jax.device_put, (q, k, v)), input_layout="BNSD_BSND", actual_seq_lengths=q_lens,
         actual_seq_lengths_kv=kv_lens, softmax_lse_flag=True, **options,
     )  # fmt: skip
     expected = expect(q, k, v, seen)
@@ -159,7 +159,7 @@ def test_prompt_with_lengths(mode):
 
 
 def test_one_query_row_ignores_mode_and_tokens():
-    q, k, v = (jnp.asarray(x) for x in draw((2, 1, N * D), (2, 40, K * D), (2, 40, K * D)))
+    q, k, v = (jax.device_put(x) for x in draw((2, 1, N * D), (2, 40, K * D), (2, 40, K * D)))
     full = fused_infer_attention_score(q, k, v, **HEADS).attention_out
     odd = fused_infer_attention_score(
         q, k, v, atten_mask=COMPRESSED, sparse_mode=2, pre_tokens=0, next_tokens=0, **HEADS
@@ -170,11 +170,11 @@ def test_one_query_row_ignores_mode_and_tokens():
     np.testing.assert_array_equal(full, npu_fused_infer_attention_score_v2(q, k, v, **renamed)[0])
     mask = np.zeros((2, 1, 1, 40), bool)
     mask[0, ..., 5:], mask[1, ..., :] = True, True  # the second hides all: the mean without the fix, 0 with it
-    done = fused_infer_attention_score(q, k, v, atten_mask=jnp.asarray(mask), softmax_lse_flag=True, **HEADS)
+    done = fused_infer_attention_score(q, k, v, atten_mask=jax.device_put(mask), softmax_lse_flag=True, **HEADS)
     mean = np.repeat(np.asarray(v[1]).reshape(40, K, D).mean(axis=0), N // K, axis=0).ravel()
     np.testing.assert_allclose(done.attention_out[1, 0], mean, atol=1e-6)
     assert (done.softmax_lse[1] == np.inf).all() and np.isfinite(done.softmax_lse[0]).all()
-    fixed = fused_infer_attention_score(q, k, v, atten_mask=jnp.asarray(mask), inner_precise=2, **HEADS)
+    fixed = fused_infer_attention_score(q, k, v, atten_mask=jax.device_put(mask), inner_precise=2, **HEADS)
     assert not fixed.attention_out[1].any()
     only = fused_infer_attention_score(q, k, v, actual_seq_lengths_kv=[5, 0], **HEADS).attention_out
     np.testing.assert_allclose(done.attention_out[0], only[0], atol=1e-6)
@@ -183,7 +183,7 @@ def test_one_query_row_ignores_mode_and_tokens():
 
 def test_prompt_defaults():
     """next_tokens is 0 in the prompt operator: with a mask and mode 0, nothing right of the diagonal is visited."""
-    q = jnp.asarray(draw((1, 6, N * D))[0])
+    q = jax.device_put(draw((1, 6, N * D))[0])
     none = jnp.zeros((6, 6), bool)
     options = {"num_heads": N, "atten_mask": none}
     causal = fused_infer_attention_score(q, q, q, next_tokens=0, **options).attention_out
@@ -209,8 +209,8 @@ def test_int8_keys_and_values(key_mode, value_mode):
         s, o = ((y.swapaxes(1, 2) if mode == 3 else y).reshape(shape) for y in (scale, offset))
         plain.append((x.reshape(2, 20, K, D) + o.astype(np.float64)) * s)
         for part, y in (("scale", scale), ("offset", offset), ("mode", mode)):
-            fields[f"{name}_antiquant_{part}"] = y if part == "mode" else jnp.asarray(y)
-    done = fused_infer_attention_score(*map(jnp.asarray, (q, k, v)), **fields, **HEADS)
+            fields[f"{name}_antiquant_{part}"] = y if part == "mode" else jax.device_put(y)
+    done = fused_infer_attention_score(*map(jax.device_put, (q, k, v)), **fields, **HEADS)
     heads = [x.swapaxes(1, 2) for x in (q.reshape(2, 1, N, D), *plain)]
     expected = expect(*heads, np.ones((1, 20), bool))[0].swapaxes(1, 2).reshape(2, 1, -1)
     np.testing.assert_allclose(done.attention_out, expected, atol=1e-5)
@@ -234,8 +234,9 @@ def test_shared_prefix_and_left_padding():
         source = {8: q, 20: k}[x.shape[2]] if x is not padded[2] else v
         x[1, :, x.shape[2] - lens[1] - pad :] = source[1, :, : lens[1]]
     done = fused_infer_attention_score(
-        *map(jnp.asarray, padded), input_layout="BNSD", sparse_mode=3, atten_mask=COMPRESSED, actual_seq_lengths=q_lens,
-        actual_seq_lengths_kv=kv_lens, key_shared_prefix=jnp.asarray(pk), value_shared_prefix=jnp.asarray(pv),
+        *map(jax.device_put, padded), input_layout="BNSD", sparse_mode=3, atten_mask=COMPRESSED,
+        actual_seq_lengths=q_lens, actual_seq_lengths_kv=kv_lens,
+        key_shared_prefix=jax.device_put(pk), value_shared_prefix=jax.device_put(pv),
         actual_shared_prefix_len=[4], query_padding_size=np.array([0]), kv_padding_size=np.array([0]),
         softmax_lse_flag=True, **HEADS,
     )  # fmt: skip
@@ -250,17 +251,17 @@ def test_shared_prefix_and_left_padding():
 def test_packed_queries(is_paged):
     q, k, v = draw((9, N, 64), (15, K, 64), (15, K, 64))
     q_ends, kv_ends = [2, 2, 9], [5, 5, 15]
-    given = [jnp.asarray(x) for x in (k, v)]
+    given = [jax.device_put(x) for x in (k, v)]
     options = {"actual_seq_lengths_kv": kv_ends}
     if is_paged:
         table = np.array([[3], [-1], [1]])
         pools = np.full((2, 5, 16, K, 64), np.nan, np.float32)
         for pool, x in zip(pools, (k, v), strict=True):
             pool[3, :5], pool[1, :10] = x[:5], x[5:]
-        given = [jnp.asarray(x.reshape(5, 16, -1)) for x in pools]
+        given = [jax.device_put(x.reshape(5, 16, -1)) for x in pools]
         options = {"actual_seq_lengths_kv": [5, 0, 10], "block_table": table, "block_size": 16}
     done = fused_infer_attention_score(
-        jnp.asarray(q), *given, input_layout="TND", actual_seq_lengths=q_ends, atten_mask=COMPRESSED, sparse_mode=3,
+        jax.device_put(q), *given, input_layout="TND", actual_seq_lengths=q_ends, atten_mask=COMPRESSED, sparse_mode=3,
         softmax_lse_flag=True, **options, **HEADS,
     )  # fmt: skip
     for at, to in ((slice(0, 2), slice(0, 5)), (slice(2, 9), slice(5, 15))):

@@ -33,7 +33,9 @@ MODES = [
 def draw(q_len, kv_len, dtype, batch=B):
     rng = np.random.default_rng(q_len)
     shapes = ((batch, N, q_len, D), (batch, NKV, kv_len, D), (batch, NKV, kv_len, DV), (batch, N, q_len, DV))
-    return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
+    return [
+        jax.device_put(rng.normal(size=shape).astype(jnp.dtype(dtype))) for shape in shapes
+    ]  # which compiles nothing
 
 
 def masks(mode, q_len, kv_len, pre, nxt, prefix):
@@ -78,8 +80,8 @@ def test_every_mode_layout_dtype(case, dtype):
     for layout in layouts_of(case, dtype):
         given = [from_heads_first(x, layout) for x in arrays]
         done = flash_attention_score(
-            *given, head_num=N, input_layout=layout, atten_mask=jnp.asarray(mask), scale_value=SCALE, sparse_mode=mode,
-            pre_tokens=pre, next_tokens=nxt, prefix=prefix,
+            *given, head_num=N, input_layout=layout, atten_mask=jax.device_put(mask), scale_value=SCALE,
+            sparse_mode=mode, pre_tokens=pre, next_tokens=nxt, prefix=prefix,
         )  # fmt: skip
         out = to_heads_first("out", done.attention_out, layout, N)
         assert (out.dtype, done.softmax_max.dtype, done.softmax_out.size) == (arrays[0].dtype, np.float32, 0)
@@ -95,7 +97,7 @@ def test_gradients_of_every_mode(case):
     q, k, v, d_out = draw(q_len, kv_len, "float32")
     mask, seen = masks(mode, q_len, kv_len, pre, nxt, prefix)
     options = {
-        "head_num": N, "input_layout": "BNSD", "atten_mask": jnp.asarray(mask), "scale_value": SCALE,
+        "head_num": N, "input_layout": "BNSD", "atten_mask": jax.device_put(mask), "scale_value": SCALE,
         "sparse_mode": mode, "pre_tokens": pre, "next_tokens": nxt, "prefix": prefix,
     }  # fmt: skip
     expected = reference_gradients((q, k, v), d_out, seen)
@@ -158,7 +160,7 @@ def test_packed_sequences(case, dtype):
     total, keys = 32, 40  # longer than the sequences: slack
     rng = np.random.default_rng(3)
     shapes = ((total, N, D), (keys, NKV, D), (keys, NKV, DV), (total, N, DV))
-    q, k, v, d_out = (jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
+    q, k, v, d_out = (jax.device_put(rng.normal(size=shape).astype(jnp.dtype(dtype))) for shape in shapes)
     seen = twin.varlen_allow(mode, q_lens, kv_lens, pre, nxt, prefix)
     mask = PREFIX if mode == 6 else COMPRESSED
     if mode in (0, 1):
@@ -166,9 +168,10 @@ def test_packed_sequences(case, dtype):
         mask[:, 0] = False
         seen = [x & ~mask[: x.shape[0], : x.shape[1]] for x in seen]
     options = {
-        "head_num": N, "input_layout": "TND", "atten_mask": jnp.asarray(mask), "scale_value": SCALE, "prefix": prefix,
-        "sparse_mode": mode, "pre_tokens": pre, "next_tokens": nxt, "actual_seq_qlen": np.cumsum(q_lens).tolist(),
-        "actual_seq_kvlen": np.cumsum(kv_lens).tolist(), "softmax_layout": "TND",
+        "head_num": N, "input_layout": "TND", "atten_mask": jax.device_put(mask), "scale_value": SCALE,
+        "prefix": prefix, "sparse_mode": mode, "pre_tokens": pre, "next_tokens": nxt,
+        "actual_seq_qlen": np.cumsum(q_lens).tolist(), "actual_seq_kvlen": np.cumsum(kv_lens).tolist(),
+        "softmax_layout": "TND",
     }  # fmt: skip
     done = flash_attention_score(q, k, v, **options)
     saved = {"softmax_max": done.softmax_max, "softmax_sum": done.softmax_sum, "attention_in": done.attention_out}

@@ -145,7 +145,7 @@ PAGES = {"block_size": 16, "block_table": np.array([[0, 1]]), "actual_seq_length
 def test_fused_infer_attention_score(changes, code, words):
     x = Z((1, 6, 16), np.float32)
     good = {"query": x, "key": x, "value": x, "num_heads": 2}
-    good = {name: jnp.asarray(y) if isinstance(y, np.ndarray) else y for name, y in {**good, **changes}.items()}
+    good = {name: jax.device_put(y) if isinstance(y, np.ndarray) else y for name, y in {**good, **changes}.items()}
     good |= {"block_table": changes["block_table"]} if "block_table" in changes else {}
     refuse(lambda: fused_infer_attention_score(**good), code, words)
 

@@ -30,7 +30,7 @@ def _no_implicit_rank_promotion():
 def operands(q_len, kv_len, *, heads=(1, 1), dims=(16, 16), batch=1, dtype="float32", seed=0):
     rng = np.random.default_rng(seed)
     shapes = ((heads[0], q_len, dims[0]), (heads[1], kv_len, dims[0]), (heads[1], kv_len, dims[1]))
-    return [jnp.asarray(rng.normal(size=(batch, *shape)), dtype) for shape in shapes]
+    return [jax.device_put(rng.normal(size=(batch, *shape)).astype(jnp.dtype(dtype))) for shape in shapes]
 
 
 @functools.partial(jax.jit, static_argnames=("visibility", "scale", "q_tile", "kv_tile"), compiler_options=QUICK)
@@ -51,7 +51,7 @@ naive = jax.jit(naive_attention, static_argnames=("mode", "scale"), compiler_opt
 def probe(q_len, kv_len, mode, **kwargs):
     """Zero scores and v[j] = j: row_sum counts the visible columns, out is their mean index."""
     q, k, v = np.zeros((1, 1, q_len, 4)), np.zeros((1, 1, kv_len, 4)), np.arange(kv_len).reshape(1, 1, -1, 1)
-    out, row_max, row_sum = flash(*(jnp.asarray(x, jnp.float32) for x in (q, k, v)), mode, **kwargs)
+    out, row_max, row_sum = flash(*(jax.device_put(x.astype(np.float32)) for x in (q, k, v)), mode, **kwargs)
     return out.ravel().tolist(), row_max.ravel().tolist(), row_sum.ravel().tolist()
 
 
