@@ -1,4 +1,4 @@
-"""Room for compiled code, as a process may have 65,530 memory maps and each compiled function takes several; a name."""
+"""Room for compiled code: each function takes memory maps, of which a process has few, and slows later ones; a name."""
 
 import gc
 import os
@@ -10,12 +10,12 @@ import jax
 import pytest
 
 MAPS = Path("/proc/self/maps")
-MANY = 30_000
+MANY = 4_000
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Let go of compiled functions between files once there are many; they come back from the cache on disk."""
+    """Let go of compiled functions between files once there are many; long ones come back from the cache on disk."""
     if (nextitem is not None and nextitem.path == item.path) or not MAPS.exists():
         return
     with MAPS.open("rb") as maps:
