@@ -13,7 +13,7 @@ def usable_cores() -> int:
 
 
 def device_cores() -> int:
-    """Returns how many of them a CPU device has for the call that is being traced, at least 1.
+    """Returns how many cores a CPU device has for the call that is being traced, at least 1.
 
     All devices of the mesh of ``jax.shard_map``, ``jax.pmap`` or ``jax.set_mesh`` run it, along the axes that are not
     manual too, and share the cores. Elsewhere one device is taken to have them all: where operands lie is not known
