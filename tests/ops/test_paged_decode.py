@@ -106,6 +106,17 @@ def test_a_second_call_compiles_nothing():
     assert counts[1] == counts[0]
 
 
+@pytest.mark.parametrize("cores", [1, 2])
+def test_wide_integers_do_not_get_in_the_way(cores, monkeypatch):
+    monkeypatch.setattr(module, "device_cores", lambda: cores)
+    with jax.enable_x64(True):
+        pool = jnp.asarray(np.arange(3 * 512).reshape(3, 1, 512, 1))  # a cut page of numbers
+        q, table, lengths = jnp.zeros((1, 1, 1, 1), jnp.float32), jnp.array([[2]]), jnp.array([300])
+        out, lse = module.paged_decode(q, *[pool.astype(jnp.float32)] * 2, table, lengths, 1.0, 512, 1)
+    assert out.item() == pytest.approx(1024 + 299 / 2)
+    assert lse.item() == pytest.approx(np.log(300))
+
+
 def test_cores_are_known_without_a_cpu_backend(monkeypatch):
     def unknown(backend=None):
         raise RuntimeError(f"Unknown backend {backend}")
