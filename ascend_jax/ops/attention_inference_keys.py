@@ -93,6 +93,8 @@ def pool_lengths(
         raise refuse("actual_seq_lengths_kv", None, "is required with a block_table")
     if table.ndim != 2 or (source not in ("TND", "NTD") and table.shape[0] != q.shape[0]):
         raise refuse("block_table.shape", list(table.shape), f"must be [{q.shape[0]}, pages]")
+    if not table.shape[1]:
+        raise refuse("block_table.shape", list(table.shape), "must name at least one page of each batch row")
     if not jnp.issubdtype(table.dtype, jnp.integer):
         raise refuse("block_table.dtype", table.dtype, "must be integers, int32 as a rule")
     dims = []

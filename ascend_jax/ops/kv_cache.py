@@ -35,10 +35,11 @@ def page_layout(name: str, cache: Any, block_size: int, heads: int, dim: int) ->
         "NZ": (heads, dim // column, block_size, column),
     }
     for layout, shape in shapes.items():
-        if cache.shape[1:] == shape:
+        if cache.shape[0] and cache.shape[1:] == shape:
             return layout
     known = ", ".join(f"[blocks, {', '.join(map(str, shape))}]" for shape in shapes.values())
-    raise refuse(f"{name}.shape", list(cache.shape), f"a page pool must be one of {known}", Code.INNER_TILING)
+    rule = f"a page pool must be one of {known}, with at least one block"
+    raise refuse(f"{name}.shape", list(cache.shape), rule, Code.INNER_TILING)
 
 
 def gather_pages(name: str, cache: jax.Array, table: Any, lengths: Any, block_size: int, heads: int) -> jax.Array:

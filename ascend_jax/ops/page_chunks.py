@@ -64,7 +64,8 @@ class Chunks(NamedTuple):
         for number in numbers:
             page, row0 = (number, 0) if self.cuts == 1 else (number // self.cuts, number % self.cuts * self.piece_rows)
             start = {3: (page, row0, part * width), 4: (page, part, row0, 0), 5: (page, part, 0, row0, 0)}[pool.ndim]
-            rows = lax.dynamic_slice(_stored(pool), start, size)
+            at = [numbers.dtype.type(x) if isinstance(x, int) else x for x in start]  # x64 would widen integers
+            rows = lax.dynamic_slice(_stored(pool), at, size)
             rows = rows.swapaxes(2, 3) if pool.ndim == 5 else rows
             taken.append(rows.reshape(-1, width))
         if room is None:

@@ -50,7 +50,7 @@ def paged_decode(
       k_pool: Page pool of keys: [blocks, bs, H], [blocks, K, bs, D] or [blocks, K, D / c, bs, c].
       v_pool: Page pool of values, likewise.
       table: int ``[B, pages]``; entries past the length are ignored, others that do not exist give NaN.
-      lengths: int ``[B]``.
+      lengths: int ``[B]``, none past the pages of its row.
       scale: Factor of the products.
       block_size: Rows of a page.
       kv_heads: Key heads K.
@@ -60,23 +60,28 @@ def paged_decode(
     """
     joined = _joined(q.shape[1] // kv_heads, kv_heads) if k_pool.ndim == v_pool.ndim == 3 else 1
     given = (q, k_pool, v_pool, jnp.asarray(table, jnp.int32), jnp.asarray(lengths, jnp.int32).clip(0), scale)
-    run = functools.partial(_decode, *given, block_size=block_size, kv_heads=kv_heads, cores=device_cores())
-    out, lse = run(joined=joined)
+    return _decode(*given, block_size=block_size, kv_heads=kv_heads, cores=device_cores(), joined=joined)
+
+
+@functools.partial(jax.jit, static_argnames=("block_size", "kv_heads", "cores", "joined"))
+def _decode(*given: Any, joined: int, **sizes: Any) -> tuple[jax.Array, jax.Array]:
+    """Compute :func:`paged_decode` with so many key heads in a product, or, where one spoils the others, with one."""
+    out, lse = _joined_decode(*given, **sizes, joined=joined)
     if joined == 1:
         return out, lse
     # 0 times a NaN or inf of another head is NaN: if there is any, every head multiplies by itself
     is_clean = ~(jnp.isnan(out).any() | jnp.isnan(lse).any())
-    return lax.cond(is_clean, lambda: (out, lse), lambda: run(joined=1))
+    return lax.cond(is_clean, lambda: (out, lse), lambda: _joined_decode(*given, **sizes, joined=1))
 
 
-@functools.partial(jax.jit, static_argnames=("block_size", "kv_heads", "cores", "joined"))
-def _decode(
+def _joined_decode(
     q: jax.Array,
     k_pool: jax.Array,
     v_pool: jax.Array,
     table: jax.Array,
     lengths: jax.Array,
     scale: Any,
+    *,
     block_size: int,
     kv_heads: int,
     cores: int,

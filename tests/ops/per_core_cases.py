@@ -82,11 +82,22 @@ def check() -> None:
             block_table=table, block_size=16, actual_seq_lengths_kv=lengths,
         ).attention_out  # fmt: skip
 
-    # each device has its share of the cores, a device alone all of them, however many there are
-    host_cores.usable_cores = lambda: 6
+    # the devices of a mesh share the cores, a device alone has all of them, however many there are
+    host_cores.usable_cores = lambda: 2
     seen = []
-    shared_out(lambda x: (seen.append(host_cores.device_cores()), x)[1], (BY_HEADS,), BY_HEADS, q)
-    assert [*seen, jax.jit(lambda: host_cores.device_cores())()] == [3, 6]
+
+    def note(x):
+        seen.append(host_cores.device_cores())
+        return x
+
+    shared_out(note, (BY_HEADS,), BY_HEADS, q)
+    both = jax.make_mesh((1, 2), ("row", "core"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    jax.jit(jax.shard_map(note, mesh=both, in_specs=P("row"), out_specs=P("row"), axis_names={"row"}))(q)
+    jax.pmap(note)(q.reshape(2, -1))
+    with jax.set_mesh(both):
+        assert len(jax.jit(note)(q).sharding.device_set) == 2
+    jax.jit(note)(q)
+    assert seen == [1, 1, 1, 1, 2]
 
     wanted = jax.jit(decode)(*pages)
     assert float(jnp.abs(wanted).max()) > 0.1

@@ -140,6 +140,8 @@ PAGES = {"block_size": 16, "block_table": np.array([[0, 1]]), "actual_seq_length
         ({**PAGES, "block_table": np.array([[0, -1]])}, 561002, "block_table[0, 1] = -1"),
         ({**PAGES, "block_table": np.array([[0, 4]])}, 561002, "block_table[0, 1] = 4"),
         ({**PAGES, "block_table": np.array([[0]])}, 561002, "must not exceed 16"),
+        ({**PAGES, "block_table": Z((1, 0), int), "actual_seq_lengths_kv": [0]}, 161002, "at least one page"),
+        ({**PAGES, "key": POOL[:0], "value": POOL[:0], "actual_seq_lengths_kv": [0]}, 561002, "at least one block"),
     ],
 )
 def test_fused_infer_attention_score(changes, code, words):

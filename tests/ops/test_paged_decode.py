@@ -1,10 +1,12 @@
 """Decoding from pages on devices of one core and of more, against float64 attention on rows that are gathered first."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ascend_jax.ops import paged_decode as module
+from ascend_jax.ops.attention.host_cores import device_cores, usable_cores
 from ascend_jax.ops.page_chunks import chunks_of
 
 DIM, LENGTHS = 16, (1300, 0, 1)
@@ -85,3 +87,40 @@ def test_chunks_have_every_row_of_their_pieces(page_rows, width, cores):
         found += taken[:, 0].tolist()
     order = [*range(2 * page_rows, 3 * page_rows), *range(2 * page_rows)]
     assert found[: len(order)] == order
+
+
+def test_a_second_call_compiles_nothing():
+    compiled = []
+
+    def note(event, seconds, **_):
+        compiled.extend([seconds] if event.endswith("backend_compile_duration") else [])
+
+    q, pool = jnp.ones((1, 2, 1, DIM)), jnp.ones((2, 16, 2 * DIM))  # key heads of one product
+    jax.monitoring.register_event_duration_secs_listener(note)
+    counts = []
+    for _ in range(2):
+        module.paged_decode(q, pool, pool, np.array([[1]]), np.array([9]), 0.25, 16, 2)
+        counts.append(len(compiled))
+    jax.monitoring.unregister_event_duration_listener(note)
+    assert counts[0] > 0
+    assert counts[1] == counts[0]
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_wide_integers_do_not_get_in_the_way(cores, monkeypatch):
+    monkeypatch.setattr(module, "device_cores", lambda: cores)
+    with jax.enable_x64(True):
+        pool = jnp.asarray(np.arange(3 * 512).reshape(3, 1, 512, 1))  # a cut page of numbers
+        q, table, lengths = jnp.zeros((1, 1, 1, 1), jnp.float32), jnp.array([[2]]), jnp.array([300])
+        out, lse = module.paged_decode(q, *[pool.astype(jnp.float32)] * 2, table, lengths, 1.0, 512, 1)
+    assert out.item() == pytest.approx(1024 + 299 / 2)
+    assert lse.item() == pytest.approx(np.log(300))
+
+
+def test_cores_are_known_without_a_cpu_backend(monkeypatch):
+    def unknown(backend=None):
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    for name in ("local_device_count", "local_devices", "device_count", "devices"):
+        monkeypatch.setattr(jax, name, unknown)
+    assert device_cores() == usable_cores()

@@ -1,6 +1,5 @@
 """How many CPU cores the process has, and how many of them the device has that runs a call."""
 
-import math
 import os
 
 import jax
@@ -14,11 +13,11 @@ def usable_cores() -> int:
 
 
 def device_cores() -> int:
-    """Returns how many of them a CPU device has for the call that is being traced, at least 1.
+    """Returns how many cores a CPU device has for the call that is being traced, at least 1.
 
-    Under ``jax.shard_map`` or ``jax.pmap`` its devices share the cores. Elsewhere one device has them all, however many
-    there are.
+    All devices of the mesh of ``jax.shard_map``, ``jax.pmap`` or ``jax.set_mesh`` run it, along the axes that are not
+    manual too, and share the cores. Elsewhere one device is taken to have them all: where operands lie is not known
+    while they are traced.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    devices = math.prod(mesh.shape[axis] for axis in mesh.manual_axes)
-    return max(1, usable_cores() // min(devices, jax.local_device_count("cpu")))
+    devices = jax.sharding.get_abstract_mesh().size or 1
+    return max(1, usable_cores() // -(-devices // jax.process_count()))
