@@ -120,9 +120,9 @@ def bare_softmax(tile: tuple[int, int], tiles: int, backward: bool, mesh: Mesh |
 
 
 def bare_copies(pools: list[np.ndarray], table: np.ndarray, block: int, width: int, mesh: Mesh | None = None) -> Run:
-    """Return what copies the pages of a table ``[B, pages]`` in its order, chunk by chunk to the same place."""
+    """Return what copies the pages of a table ``[B, pages]`` in its order, chunk by chunk."""
     devices = 1 if mesh is None else mesh.size
-    chunks = chunks_of(block, table.shape[1], width, cores=max(1, usable_cores() // devices))
+    chunks = chunks_of(block, table.shape[1], width, is_kept=usable_cores() <= devices)
 
     def run(table: jax.Array, *pools: jax.Array) -> jax.Array:
         pieces = chunks.pieces_of(table).reshape(-1, chunks.pieces)

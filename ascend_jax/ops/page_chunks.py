@@ -75,15 +75,13 @@ class Chunks(NamedTuple):
         return room
 
 
-def chunks_of(page_rows: int, pages: int, width: int, cores: int) -> Chunks:
-    """Returns the chunks that suit a device with so many cores, for so many pages.
+def chunks_of(page_rows: int, pages: int, width: int, *, is_kept: bool) -> Chunks:
+    """Returns the chunks of so many pages, of whose rows ``width`` columns are taken.
 
-    Of each row ``width`` columns are taken.
+    ``is_kept`` suits one core with one product: every chunk in the same place, and more at a time. Several cores share
+    chunks that have places of their own.
 
-    A core that is alone takes more at a time, always to the same place; several cores share what has places of its
-    own.
-
-    >>> [chunks_of(rows, 99, 128, cores=1)[:3] for rows in (16, 128, 1024)]
+    >>> [chunks_of(rows, 99, 128, is_kept=True)[:3] for rows in (16, 128, 1024)]
     [(16, 1, 32), (128, 1, 4), (1024, 4, 2)]
     """
     rows = max(min(_ROWS, _ROWS * 128 // width), _LEAST_ROWS)
@@ -91,8 +89,8 @@ def chunks_of(page_rows: int, pages: int, width: int, cores: int) -> Chunks:
     cuts = next((n for n in range(least, 2 * least) if page_rows % n == 0), 1)
     piece_rows = page_rows // cuts
     # of a chunk of one large piece XLA would make a step for several threads
-    pieces = max(1, rows // piece_rows) if cores > 1 else max(2, 2 * rows // piece_rows)
-    return Chunks(page_rows, cuts, max(1, min(pieces, pages * cuts)), is_kept=cores == 1)
+    pieces = max(2, 2 * rows // piece_rows) if is_kept else max(1, rows // piece_rows)
+    return Chunks(page_rows, cuts, max(1, min(pieces, pages * cuts)), is_kept)
 
 
 def numbers_of(chunk: jax.Array, dtype: Any) -> jax.Array:

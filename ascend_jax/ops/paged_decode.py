@@ -93,7 +93,7 @@ def _joined_decode(
     widths = joined * dim, joined * (v_pool.shape[2] // kv_heads if v_pool.ndim == 3 else _width(v_pool))
     most = min(k_pool.shape[0], v_pool.shape[0])
     is_lost = ((table < 0) | (table >= most)) & (jnp.arange(table.shape[1])[None] * block_size < lengths[:, None])
-    chunks = chunks_of(block_size, table.shape[1], widths[0], cores)
+    chunks = chunks_of(block_size, table.shape[1], widths[0], is_kept=cores == 1 and parts == 1)
     table = chunks.pieces_of(table.clip(0, most - 1))
     # of several products in a step, or on one core, the keys of several chunks would not stay in the cache
     together = max(1, min(_STEP_CHUNKS, table.shape[1] // chunks.pieces)) if parts == 1 and cores > 1 else 1

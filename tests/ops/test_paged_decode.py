@@ -73,10 +73,10 @@ def test_every_row_comes_once(form, page_rows, heads, kv_heads, dtype, cores, mo
     assert np.isfinite(np.asarray(lse)[[0, 2]]).all()
 
 
-@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize(("page_rows", "width"), [(16, 128), (48, 64), (128, 128), (1024, 128), (1000, 256), (1009, 8)])
-def test_chunks_have_every_row_of_their_pieces(page_rows, width, cores):
-    chunks = chunks_of(page_rows, 3, width, cores)
+def test_chunks_have_every_row_of_their_pieces(page_rows, width, is_kept):
+    chunks = chunks_of(page_rows, 3, width, is_kept=is_kept)
     assert chunks.rows * width <= max(2 * 256 * 128, 2 * 256 * width, 2 * page_rows * width if page_rows == 1009 else 0)
     pool = jnp.arange(3 * page_rows).reshape(3, page_rows, 1)
     pieces = chunks.pieces_of(jnp.array([[2, 0, 1]], jnp.int32))[0]
