@@ -91,32 +91,34 @@ def bare_products(
     rng = np.random.default_rng(0)
     rows, cols = tile
     shapes = {
-        "rows": (2, 1 + 2 * backward, rows, dim), "keys": (dim, cols), "weights": (rows, cols),
-        "values": (2, 1 + backward, cols, dim), "columns": (2, 2 * backward, dim, rows),
+        "rows": (1 + 2 * backward, rows, dim), "keys": (dim, cols), "weights": (rows, cols),
+        "values": (1 + backward, cols, dim), "columns": (2 * backward, dim, rows),
     }  # fmt: skip
-    given = {name: jnp.asarray(rng.normal(size=shape), kind) for name, shape in shapes.items()}
+    given = {name: list(jnp.asarray(rng.normal(size=shape), kind)) for name, shape in shapes.items() if len(shape) == 3}
+    given |= {name: jnp.asarray(rng.normal(size=shapes[name]), kind) for name in ("keys", "weights")}
 
-    def step(n: int, _: Any, x: dict[str, jax.Array]) -> Any:
-        x = x | {name: x[name][n % 2] for name in ("rows", "values", "columns")}  # so that every step has to be done
-        dot = functools.partial(jnp.dot, precision="highest", preferred_element_type=jnp.float32)
-        scores = [dot(each, x["keys"]) for each in x["rows"]]  # forward, again backward, and d_out v^T
-        sums = [dot(x["weights"], each) for each in x["values"]]  # out, dq
-        return scores, sums, [dot(each, x["weights"]) for each in x["columns"]]  # dk, dv
-
-    return repeated(step, given, tiles, mesh)
+    dot = functools.partial(jnp.dot, precision="highest", preferred_element_type=jnp.float32)
+    scores = [lambda x, n=n: dot(x["rows"][n], x["keys"]) for n in range(1 + 2 * backward)]  # forward, again, d_out v^T
+    sums = [lambda x, n=n: dot(x["weights"], x["values"][n]) for n in range(1 + backward)]  # out, dq
+    columns = [lambda x, n=n: dot(x["columns"][n], x["weights"]) for n in range(2 * backward)]  # dk, dv
+    return repeated([*scores, *sums, *columns], given, tiles, mesh)
 
 
 def bare_softmax(tile: tuple[int, int], tiles: int, backward: bool, mesh: Mesh | None = None) -> Run:
     """Return what the softmax of a tile takes forward, and backward, so many times."""
-    scores = jnp.asarray(np.random.default_rng(0).normal(size=(2, *tile)).astype(np.float32))
+    rng = np.random.default_rng(0)
+    scores, more = (jnp.asarray(rng.normal(size=tile).astype(np.float32)) for _ in range(2))
+    given = scores, more, jnp.zeros(tile[0])
 
-    def step(n: int, state: Any, scores: jax.Array) -> Any:
-        highest = scores[n % 2].max(axis=1)
-        weights = jnp.exp(scores[n % 2] - highest[:, None])
-        again = jnp.exp(scores[n % 2] - state[0][:, None]) * scores[1 - n % 2] if backward else 0.0
-        return highest, weights.sum(axis=1), weights, jnp.asarray(again)
+    def forward(x: tuple[jax.Array, ...]) -> Any:
+        highest = x[0].max(axis=1)
+        weights = jnp.exp(x[0] - highest[:, None])
+        return weights, weights.sum(axis=1)
 
-    return repeated(step, scores, tiles, mesh)
+    def again(x: tuple[jax.Array, ...]) -> jax.Array:
+        return jnp.exp(x[0] - x[2][:, None]) * x[1]
+
+    return repeated([forward, again] if backward else [forward], given, tiles, mesh)
 
 
 def bare_copies(pools: list[np.ndarray], table: np.ndarray, block: int, width: int, mesh: Mesh | None = None) -> Run:
@@ -142,30 +144,36 @@ def bare_copies(pools: list[np.ndarray], table: np.ndarray, block: int, width: i
 def bare_decode_products(rows: int, width: int, group: int, times: int, mesh: Mesh | None = None) -> Run:
     """Return what multiplies the queries of a group with keys, and weights with values, of so many rows each."""
     rng = np.random.default_rng(0)
-    shapes = {"keys": (rows, width), "values": (rows, width), "queries": (2, group, width), "weights": (2, group, rows)}
+    shapes = {"keys": (rows, width), "values": (rows, width), "queries": (group, width), "weights": (group, rows)}
     given = {name: jnp.asarray(rng.normal(size=shape).astype(np.float32)) for name, shape in shapes.items()}
 
-    def step(n: Any, _: Any, x: dict[str, jax.Array]) -> Any:
-        dot = functools.partial(jnp.dot, precision="highest")
-        return dot(x["keys"], x["queries"][n % 2].T), dot(x["weights"][n % 2], x["values"])
-
-    return repeated(step, given, times, mesh)
+    dot = functools.partial(jnp.dot, precision="highest")
+    steps = [lambda x: dot(x["keys"], x["queries"].T), lambda x: dot(x["weights"], x["values"])]
+    return repeated(steps, given, times, mesh)
 
 
-def repeated(step: Callable[..., Any], given: Any, times: int, mesh: Mesh | None) -> Run:
-    """Compile ``state = step(n, state, given)``, so many times in all, of which each device does its share."""
+def repeated(steps: list[Callable[[Any], Any]], given: Any, times: int, mesh: Mesh | None) -> Run:
+    """Compile steps of what is given, one after another, so many times in all, of which each device does its share."""
     devices = 1 if mesh is None else mesh.size
-    leaves, tree = jax.tree.flatten(given)
+    leaves, tree = jax.tree.flatten((given, jnp.int32(times)))
     of_each = tuple(jnp.broadcast_to(x, (devices, *x.shape)) for x in leaves)
 
-    def run(*leaves: jax.Array) -> Any:
-        given = jax.tree.unflatten(tree, [x[0] for x in leaves])
-        like = jax.eval_shape(lambda: step(0, (jnp.zeros(1),), given))
-        start = varying_together(given, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like))[1]
-        state = jax.lax.fori_loop(
-            0, -(-times // devices), lambda n, state: varying_together(given, step(n, state, given))[1], start
-        )
-        return jax.tree.map(lambda x: x[None], state)
+    def run(*leaves: jax.Array) -> jax.Array:
+        given, limit = jax.tree.unflatten(tree, [x[0] for x in leaves])
+
+        def done(kept: jax.Array) -> jax.Array:
+            for (
+                step
+            ) in steps:  # in turn, so that a result may take the place of the one before; all of it has to be done
+                here, kept = jax.lax.optimization_barrier((given, kept))
+                results = jax.lax.optimization_barrier(jax.tree.leaves(step(here)))
+                kept = kept + sum(x.ravel()[0] for x in results)
+            return kept
+
+        def one(n: Any, kept: jax.Array) -> jax.Array:
+            return jax.lax.cond(n < limit, done, lambda x: x, kept)  # or one step would do for all
+
+        return jax.lax.fori_loop(0, -(-times // devices), one, varying_together(given, jnp.zeros(1))[1])
 
     return compiled_run(run, of_each, mesh, (P("core"),) * len(of_each), P("core"))[0]
 

@@ -1,7 +1,7 @@
 """Measure FlashAttention on this machine's CPU, side by side with its peers in one process.
 
     python tools/bench_attention.py [--json] [--full] [--seq 1024 4096] [--dims 64] [--heads 4] [--rounds 3]
-                                    [--devices 2] [--decode] [--ceiling]
+                                    [--devices 2] [--decode] [--steps]
 
 Prints each case as soon as it is measured (with ``--json`` to stderr). By default S is 1,024 and 4,096 and D is 64;
 ``--full`` takes S from 512 to 8,192 and D of 64 and 128, and many minutes.
@@ -23,12 +23,12 @@ Ratios tell how many times as fast "flash" is as each peer, a peer in JAX being 
 or on all; each is the median over S of at least 1,024. What ends in ", 1 device" says so of "flash 1 device". A causal
 case also times "flash, full", the same call without the mask; "causal / full speed" is taken from S of 4,096 on.
 
-``--ceiling`` tells how fast attention could be at best with XLA's products: beside flash and torch it times "products",
-the 2-D products (two forward, five backward) of as many host tiles as the visible pairs fill, in the operand type that
-is faster, and "softmax", the maxima, exponentials and sums of the same tiles, and nothing else; each device does its
-share of the tiles. "at best" is the time of torch divided by the two. The decode case times "copies", of the pages in
-the order of the table to a place that stays in the cache, "products", of as many keys and values that lie there, and
-"softmax"; "at best" is what the three take.
+``--steps`` tells what the steps of attention take by themselves: beside flash and torch it times "products", the 2-D
+products (two forward, five backward) of as many host tiles as the visible pairs fill, in the operand type that is
+faster, and "softmax", the maxima, exponentials and sums of the same tiles, and nothing else; each device does its share
+of the tiles. "steps alone" is the time of torch divided by the two. The decode case times "copies", of the pages in the
+order of the table to a place that stays in the cache, "products", of as many keys and values that lie there, and
+"softmax"; "steps alone" is what the three take. It is no bound: side by side, steps may find more in the cache.
 """
 
 import argparse
@@ -81,9 +81,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=at_least_one, help="timed runs of each case")
     parser.add_argument("--decode", action="store_true", help="only the paged decode case")
-    parser.add_argument(
-        "--ceiling", action="store_true", help="flash and torch beside bare steps, instead of the peers"
-    )
+    parser.add_argument("--steps", action="store_true", help="flash and torch beside bare steps, instead of the peers")
     flags = parser.parse_args()
     if flags.devices > usable_cores():
         parser.error(f"--devices {flags.devices}: give at most {usable_cores()}, one for each core of this process")
@@ -120,9 +118,9 @@ def cases(flags: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
     kinds = itertools.product(flags.dtypes, flags.dims, flags.seq, (False, True), (False, True))
     for dtype, dim, length, causal, backward in () if flags.decode else kinds:
         heads = flags.heads or default_heads(length, flags.devices)
-        run = measure_ceiling if flags.ceiling else measure
+        run = measure_steps if flags.steps else measure
         yield run(length, dim, dtype, causal, backward, heads, flags.rounds, flags.devices)
-    yield measure_decode(flags.rounds, flags.devices, with_ceiling=flags.ceiling)
+    yield measure_decode(flags.rounds, flags.devices, with_steps=flags.steps)
 
 
 def default_heads(length: int, devices: int) -> int:
@@ -197,7 +195,7 @@ def visible_pairs(length: int, causal: bool) -> int:
     return length * (length + 1) // 2 if causal else length * length
 
 
-def measure_ceiling(
+def measure_steps(
     length: int, dim: int, dtype: str, causal: bool, backward: bool, heads: int, rounds: int, devices: int = 1
 ) -> list[dict[str, Any]]:
     """Return flash, torch, and the bare products and softmax of a case."""
@@ -212,7 +210,7 @@ def measure_ceiling(
 
 
 def measure_decode(
-    rounds: int, devices: int = 1, length: int = 16384, *, with_ceiling: bool = False
+    rounds: int, devices: int = 1, length: int = 16384, *, with_steps: bool = False
 ) -> list[dict[str, Any]]:
     """One query row against many keys in pages, by key heads, beside reading the same bytes once."""
     kv_heads = multiple(2, devices)
@@ -237,7 +235,7 @@ def measure_decode(
     calls["read"] = compiled_run(read, tuple(pool), mesh, of_heads, P("core"))
     if mesh is not None:
         calls["flash 1 device"] = compiled_run(decode, given, None, specs, HEADS)
-    if with_ceiling:
+    if with_steps:
         copies = bare_copies(pool, table, block, kv_heads // devices * dim, mesh)
         group, times = heads // kv_heads, batch * kv_heads * -(-length // 512)
         products, softmax = (
@@ -264,7 +262,7 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
         if "decode" in case:
             name = "decode time / time to read the bytes"
             if "copies" in times:
-                found[f"{name}, at best"] = [
+                found[f"{name}, steps alone"] = [
                     sum(times[step] for step in ("copies", "products", "softmax")) / times["read"]
                 ]
             for impl in [impl for impl in times if impl.startswith("flash")]:
@@ -282,8 +280,8 @@ def ratios(rows: list[dict[str, Any]]) -> dict[str, float]:
             alone = times["torch"] / times["flash 1 device"]
             found.setdefault(f"{dtype} {kind} {what} / torch, 1 device", []).append(alone)
         if {"products", "torch"} <= times.keys():
-            at_best = times["torch"] / (times["products"] + times["softmax"])
-            found.setdefault(f"{dtype} {kind} {what} / torch, at best", []).append(at_best)
+            alone = times["torch"] / (times["products"] + times["softmax"])
+            found.setdefault(f"{dtype} {kind} {what} / torch, steps alone", []).append(alone)
         if "flash, full" in times and int(length[2:]) >= 4096:
             found.setdefault(f"{dtype} causal / full speed {what}", []).append(times["flash, full"] / times["flash"])
     return {name: math.exp(statistics.median(map(math.log, each))) for name, each in found.items()}
