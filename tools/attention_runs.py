@@ -162,9 +162,8 @@ def repeated(steps: list[Callable[[Any], Any]], given: Any, times: int, mesh: Me
         given, limit = jax.tree.unflatten(tree, [x[0] for x in leaves])
 
         def done(kept: jax.Array) -> jax.Array:
-            for (
-                step
-            ) in steps:  # in turn, so that a result may take the place of the one before; all of it has to be done
+            # in turn, so that a result may take the place of the one before; each wholly, though little of it is kept
+            for step in steps:
                 here, kept = jax.lax.optimization_barrier((given, kept))
                 results = jax.lax.optimization_barrier(jax.tree.leaves(step(here)))
                 kept = kept + sum(x.ravel()[0] for x in results)
