@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ascend_jax.ops.attention.centring import centred
+from ascend_jax.ops.attention.exponential import exp_below
 from ascend_jax.ops.attention.movement import (
     finite,
     is_finite,
@@ -174,7 +175,7 @@ def absorb(
     decay = jnp.exp(rows.row_max - row_max)
     row_sum, acc = rows.row_sum * decay, rows.acc * decay[:, None]
     for scores, seen, product in steps:
-        weights = jnp.exp(scores - jnp.expand_dims(row_max, keys_axis))
+        weights = exp_below(scores - jnp.expand_dims(row_max, keys_axis))
         if seen is not None:
             weights = jnp.where(seen, weights, 0)  # exact by itself, whatever exp makes of -inf
         row_sum = row_sum + weights.sum(axis=keys_axis)
