@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from ascend_jax.ops.attention.host_cores import usable_cores
 from ascend_jax.ops.page_chunks import chunks_of
+from ascend_jax.runtime.edge import QUICK_TO_RUN
 from ascend_jax.runtime.loop import varying_together
 
 Run = Callable[[], object]
@@ -35,20 +36,34 @@ def place(x: Any, mesh: Mesh | None, spec: P) -> jax.Array:
 
 
 def compiled_run(
-    function: Callable[..., Any], given: tuple[Any, ...], mesh: Mesh | None, specs: Any, out_specs: Any
+    function: Callable[..., Any],
+    given: tuple[Any, ...],
+    mesh: Mesh | None,
+    specs: Any,
+    out_specs: Any,
+    options: dict[str, Any] | None = None,
 ) -> tuple[Run, int]:
-    """Compile a function of each device's shards; return what runs it once, and its temporary bytes on all devices."""
+    """Compile a function of each device's shards; return what runs it once, and its temporary bytes on all devices.
+
+    ``options`` are XLA's, for several devices; a single one has XLA's own.
+    """
     devices = 1 if mesh is None else mesh.size
     if mesh is not None:
         function = jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=out_specs)
+    else:
+        options = None
     placed = [place(x, mesh, spec) for x, spec in zip(given, specs, strict=True)]
-    compiled = jax.jit(function).lower(*placed).compile()
+    compiled = jax.jit(function).lower(*placed).compile(compiler_options=options)
     temp_bytes = compiled.memory_analysis().temp_size_in_bytes * devices
     return lambda: jax.block_until_ready(compiled(*placed)), temp_bytes
 
 
 def jax_run(
-    function: Callable[..., jax.Array], operands: list[jax.Array], backward: bool, mesh: Mesh | None
+    function: Callable[..., jax.Array],
+    operands: list[jax.Array],
+    backward: bool,
+    mesh: Mesh | None,
+    options: dict[str, Any] | None = None,
 ) -> tuple[Run, int]:
     """Compile a case, by heads; return what runs it once, and its temporary bytes."""
 
@@ -57,7 +72,7 @@ def jax_run(
         return out, pull(d_out)
 
     given = tuple(operands if backward else operands[:3])
-    return compiled_run(train if backward else function, given, mesh, (HEADS,) * len(given), HEADS)
+    return compiled_run(train if backward else function, given, mesh, (HEADS,) * len(given), HEADS, options)
 
 
 def torch_run(arrays: list[np.ndarray], dtype: str, causal: bool, backward: bool, threads: int | None) -> Run | None:
@@ -138,7 +153,7 @@ def bare_copies(pools: list[np.ndarray], table: np.ndarray, block: int, width: i
         rooms = jax.lax.fori_loop(0, len(pieces), step, varying_together(pools, rooms)[1])
         return jnp.stack([room.sum() for room in rooms])
 
-    return compiled_run(run, (table, *pools), mesh, (P(), *[HEADS] * len(pools)), P("core"))[0]
+    return compiled_run(run, (table, *pools), mesh, (P(), *[HEADS] * len(pools)), P("core"), QUICK_TO_RUN)[0]
 
 
 def bare_decode_products(rows: int, width: int, group: int, times: int, mesh: Mesh | None = None) -> Run:
@@ -174,7 +189,7 @@ def repeated(steps: list[Callable[[Any], Any]], given: Any, times: int, mesh: Me
 
         return jax.lax.fori_loop(0, -(-times // devices), one, varying_together(given, jnp.zeros(1))[1])
 
-    return compiled_run(run, of_each, mesh, (P("core"),) * len(of_each), P("core"))[0]
+    return compiled_run(run, of_each, mesh, (P("core"),) * len(of_each), P("core"), QUICK_TO_RUN)[0]
 
 
 def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:

@@ -8,7 +8,9 @@ Prints each case as soon as it is measured (with ``--json`` to stderr). By defau
 
 JAX gets a CPU device for each core (``--devices``), and every JAX implementation runs on all of them under one
 ``jax.shard_map`` over the heads; torch gets a thread for each core. Rows "... 1 device" are plain calls, whose one
-device has all cores. ``--devices 1`` measures only those, and leaves torch its own choice of threads.
+device has all cores. ``--devices 1`` measures only those, and leaves torch its own choice of threads. On all devices
+"flash" and the bare steps are compiled with ``ascend_jax.QUICK_TO_RUN``, as the documentation advises; the peers, which
+lose by these options, and every plain call have those of XLA.
 
 Peers: ``torch.nn.functional.scaled_dot_product_attention`` (if torch is installed), ``jax.nn.dot_product_attention``,
 and the unfused form ("naive"); the last two are left out where their scores take more than 256 MiB. Every round runs
@@ -167,7 +169,8 @@ def measure(
     mesh = make_mesh(devices)
     runs, temps = dict(others or {}), dict.fromkeys(others or {})
     for name, function in functions.items():
-        runs[name], temps[name] = jax_run(function, operands, backward, mesh)
+        options = None if name in holds_scores else aj.QUICK_TO_RUN
+        runs[name], temps[name] = jax_run(function, operands, backward, mesh, options)
     if mesh is not None:
         for name in ("flash", *holds_scores):
             function = functions[name]
@@ -230,7 +233,7 @@ def measure_decode(
         ).attention_out  # fmt: skip
 
     mesh = make_mesh(devices)
-    calls = {"flash": compiled_run(decode, given, mesh, specs, HEADS)}
+    calls = {"flash": compiled_run(decode, given, mesh, specs, HEADS, aj.QUICK_TO_RUN)}
     read, of_heads = (lambda k, v: (k.sum() + v.sum())[None]), (HEADS, HEADS)
     calls["read"] = compiled_run(read, tuple(pool), mesh, of_heads, P("core"))
     if mesh is not None:

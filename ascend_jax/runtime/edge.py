@@ -80,7 +80,8 @@ def require_whole(**numbers: Any) -> None:
 _EAGER = get_opaque_trace_state()
 # ``compiler_options`` of XLA's CPU compiler, for programs that are jitted whole; stages use the first themselves
 QUICK_TO_COMPILE: dict[str, Any] = {"xla_cpu_use_fusion_emitters": False}  # takes half as long; runs a quarter slower
-# twice as fast: kernels of a scheduler are too small to be worth waking a second thread for
+# for engines, twice as fast: kernels of a scheduler are too small to be worth waking a second thread for, and so are
+# those of attention on a device that has one core
 QUICK_TO_RUN: dict[str, Any] = {
     "xla_cpu_prefer_vector_width": 512,
     # nor is what these two make of a small loop worth their own kernels
