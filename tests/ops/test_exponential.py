@@ -3,19 +3,22 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from ascend_jax.ops.attention.exponential import exp_below
 
 SMALLEST = np.finfo(np.float32).tiny
 
 
-def test_error() -> None:
+# without optimisation nothing is fused to one multiply-add, as on a CPU that has none
+@pytest.mark.parametrize("level", [0, 2])
+def test_error(level: int) -> None:
     x = np.concatenate([np.linspace(-100, 0, 1_000_003), -np.logspace(-40, 2, 10_007)]).astype(np.float32)
-    found, right = np.asarray(jax.jit(exp_below)(x), np.float64), np.exp(x.astype(np.float64))
+    compiled = jax.jit(exp_below, compiler_options={"xla_backend_optimization_level": level})
+    found, right = np.asarray(compiled(x), np.float64), np.exp(x.astype(np.float64))
     normal = right >= SMALLEST
     error = np.abs(found - right)[normal] / right[normal]
-    assert error[x[normal] > -20].max() < 1.3e-7
-    assert error.max() < 3.1e-7
+    assert error.max() < 1.1e-7
     assert (found[~normal] <= SMALLEST).all()
     assert found.max() == 1
 
