@@ -224,6 +224,14 @@ def test_float64_stays_float64():
     chex.assert_trees_all_equal(in_x64, flash(*halves, LEFT_UP, scale=0.25))
 
 
+def test_a_mask_over_several_tiles_in_x64_mode():
+    with jax.enable_x64(True):
+        q, k, v = (jnp.swapaxes(x, 1, 2) for x in operands(37, 50, heads=(2, 1), dims=(16, 8), dtype="float64"))
+        mask = jnp.arange(37)[:, None] % 3 != jnp.arange(50)[None] % 5
+        got = aj.flash_attention(q, k, v, mask=mask, tile=16)
+        assert_allclose(got, aj.ops.plain_attention(q, k, v, mask=mask), rtol=1e-13, atol=1e-14)
+
+
 @pytest.mark.parametrize(("q_len", "kv_len", "batch"), [(3, 0, 1), (0, 3, 1), (3, 3, 0)])
 def test_empty_operands(q_len, kv_len, batch):
     q, k, v = operands(q_len, kv_len, heads=(2, 1), batch=batch)

@@ -141,6 +141,7 @@ class QueryTile(NamedTuple):
             order, counts = runs.live
             of = tuple(index if n > 1 else 0 for n, index in zip(order.shape, (self.batch, self.head), strict=False))
             count = counts[*of, self.tile]
+            order = order.astype(jnp.result_type(self.tile))  # a slice takes indices of one type, int64 in x64 mode
             return lax.fori_loop(0, count, lambda n, x: step(order[*of, self.tile, n], x, True), state)
         at = self.batch if runs.start.shape[0] > 1 else 0
         start, full, part, end = (x[at, self.tile] for x in runs[:4])
