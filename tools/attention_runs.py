@@ -11,7 +11,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from ascend_jax.ops.attention.host_cores import usable_cores
 from ascend_jax.ops.page_chunks import chunks_of
 from ascend_jax.runtime.edge import QUICK_TO_RUN
 from ascend_jax.runtime.loop import varying_together
@@ -136,21 +135,22 @@ def bare_softmax(tile: tuple[int, int], tiles: int, backward: bool, mesh: Mesh |
     return repeated([forward, again] if backward else [forward], given, tiles, mesh)
 
 
-def bare_copies(pools: list[np.ndarray], table: np.ndarray, block: int, width: int, mesh: Mesh | None = None) -> Run:
+def bare_copies(pools: list[np.ndarray], table: np.ndarray, block: int, heads: int, mesh: Mesh | None = None) -> Run:
     """Return what copies the pages of a table ``[B, pages]`` in its order, chunk by chunk."""
-    devices = 1 if mesh is None else mesh.size
-    chunks = chunks_of(block, table.shape[1], width, is_kept=usable_cores() <= devices)
+    heads, dim = heads // (1 if mesh is None else mesh.size), pools[0].shape[2] // heads
+    chunks = chunks_of(block, table.shape[1], heads, dim)
 
     def run(table: jax.Array, *pools: jax.Array) -> jax.Array:
         pieces = chunks.pieces_of(table).reshape(-1, chunks.pieces)
-        rooms = [jnp.zeros((chunks.rows, width), pool.dtype) for pool in pools]
+        parts = heads // chunks.heads
 
         def step(n: Any, rooms: list[jax.Array]) -> list[jax.Array]:
-            here, *there = jax.lax.optimization_barrier((pieces[n], *pools))  # or they would be copied before the loop
-            to = rooms if chunks.is_kept else [None] * len(pools)
-            return [chunks.take(pool, here, 0, width, room) for pool, room in zip(there, to, strict=True)]
+            here, *there = jax.lax.optimization_barrier((pieces[n // parts], *pools))  # or copied before the loop
+            first = n % parts * chunks.heads
+            return [chunks.take(pool, here, first, room) for pool, room in zip(there, rooms, strict=True)]
 
-        rooms = jax.lax.fori_loop(0, len(pieces), step, varying_together(pools, rooms)[1])
+        rooms = varying_together(pools, [chunks.room(pool, dim) for pool in pools])[1]
+        rooms = jax.lax.fori_loop(0, len(pieces) * parts, step, rooms)
         return jnp.stack([room.sum() for room in rooms])
 
     return compiled_run(run, (table, *pools), mesh, (P(), *[HEADS] * len(pools)), P("core"), QUICK_TO_RUN)[0]

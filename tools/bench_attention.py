@@ -239,7 +239,7 @@ def measure_decode(
     if mesh is not None:
         calls["flash 1 device"] = compiled_run(decode, given, None, specs, HEADS)
     if with_steps:
-        copies = bare_copies(pool, table, block, kv_heads // devices * dim, mesh)
+        copies = bare_copies(pool, table, block, kv_heads, mesh)
         group, times = heads // kv_heads, batch * kv_heads * -(-length // 512)
         products, softmax = (
             bare_decode_products(512, dim, group, times, mesh),
