@@ -160,7 +160,6 @@ def absorb(
     rows: RowState,
     top: jax.Array,
     steps: Sequence[tuple[jax.Array, jax.Array | None, Callable[[jax.Array], jax.Array]]],
-    keys_axis: int = 1,
 ) -> RowState:
     """Adds keys to ``rows``, by the formula at the top.
 
@@ -169,16 +168,15 @@ def absorb(
         top: ``[R]``, greatest new score.
         steps: Of some of the keys each: their scores ``[R, C]``, which of them may have weight (None: all), and what
             multiplies their weights with the values, giving ``[R, Dv]``.
-        keys_axis: Axis of the keys; 0 for scores ``[C, R]``.
     """
     row_max = jnp.maximum(rows.row_max, top)
     decay = jnp.exp(rows.row_max - row_max)
     row_sum, acc = rows.row_sum * decay, rows.acc * decay[:, None]
     for scores, seen, product in steps:
-        weights = exp_below(scores - jnp.expand_dims(row_max, keys_axis))
+        weights = exp_below(scores - row_max[:, None])
         if seen is not None:
             weights = jnp.where(seen, weights, 0)  # exact by itself, whatever exp makes of -inf
-        row_sum = row_sum + weights.sum(axis=keys_axis)
+        row_sum = row_sum + weights.sum(axis=1)
         acc = acc + product(weights)
     return RowState(row_max, row_sum, acc)
 
