@@ -14,13 +14,13 @@ DIM, LENGTHS = 16, (1300, 0, 1)
 
 def pools_of(form, rows, page_rows):
     """Pools of keys ``[B, S, K, D]`` in pages, the first page last, NaN in what belongs to nobody; and their table."""
-    batch, length, kv_heads, dim = rows[0].shape
+    batch, length, kv_heads, _ = rows[0].shape
     count = length // page_rows
     table = np.arange(batch * count)[::-1].reshape(batch, count) + 1
     pools = []
     for x in rows:
-        pool = np.full((batch * count + 2, page_rows, kv_heads, dim), np.nan, x.dtype)
-        pool[table] = x.reshape(batch, count, page_rows, kv_heads, dim)
+        pool = np.full((batch * count + 2, page_rows, kv_heads, x.shape[3]), np.nan, x.dtype)
+        pool[table] = x.reshape(batch, count, page_rows, kv_heads, -1)
         if form == "BH":
             pools.append(pool.reshape(len(pool), page_rows, -1))
         elif form == "BNBD":
@@ -30,12 +30,12 @@ def pools_of(form, rows, page_rows):
     return [np.ascontiguousarray(x) for x in pools], table
 
 
-def expect(q, k, v, scale):
+def expect(q, k, v, scale, lengths=LENGTHS):
     """Attention of ``[B, N, 1, D]`` over the first rows of each batch row, in float64."""
     out = np.zeros((*q.shape[:3], v.shape[-1]))
     for b, n in np.ndindex(*q.shape[:2]):
-        if LENGTHS[b]:
-            keys, values = (x[b, : LENGTHS[b], n * x.shape[2] // q.shape[1]].astype(np.float64) for x in (k, v))
+        if lengths[b]:
+            keys, values = (x[b, : lengths[b], n * x.shape[2] // q.shape[1]].astype(np.float64) for x in (k, v))
             scores = keys @ q[b, n, 0].astype(np.float64) * scale
             weights = np.exp(scores - scores.max())
             out[b, n, 0] = weights @ values / weights.sum()
@@ -69,6 +69,34 @@ def test_every_row_comes_once(form, page_rows, heads, kv_heads, dtype):
     np.testing.assert_allclose(out, expect(q, k, v, 0.25), atol=2e-6 if dtype == "float32" else 1e-2)
     assert np.isposinf(lse[1]).all()
     assert np.isfinite(np.asarray(lse)[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("form", ["BH", "BNBD", "NZ"])
+def test_heads_in_several_parts(form):
+    lengths, (heads, kv_heads, page_rows, dim, dim_v) = (70, 33), (12, 6, 16, 256, 64)
+    parts = kv_heads // chunks_of(page_rows, 5, kv_heads, dim).heads
+    assert 1 < parts < kv_heads
+    rng = np.random.default_rng(parts)
+    q = rng.normal(size=(2, heads, 1, dim)).astype(np.float32)
+    k, v = (rng.normal(size=(2, 80, kv_heads, size)).astype(np.float32) for size in (dim, dim_v))
+    k[0, 3, 1] = v[1, 32, 4] = np.nan  # of one key head each: no other has any of it
+    pools, table = pools_of(form, (k, v), page_rows)
+    out, _ = module.paged_decode(q, *map(jnp.asarray, pools), table, lengths, 0.0625, page_rows, kv_heads)
+    np.testing.assert_allclose(out, expect(q, k, v, 0.0625, lengths), atol=2e-6)
+
+
+def test_only_a_row_that_needs_a_lost_page_is_nan():
+    q, pool = jnp.ones((3, 1, 1, 8)), jnp.ones((2, 16, 8))
+    table = np.array([[0, -1], [1, 2], [0, 2**31 - 1]])
+    out, lse = module.paged_decode(q, pool, pool, table, (16, 17, 3), 1.0, 16, 1)
+    assert np.isnan(out).all(axis=(1, 2, 3)).tolist() == np.isnan(lse).ravel().tolist() == [False, True, False]
+
+
+def test_hidden_rows_do_not_raise_the_maximum():
+    q, pool = jnp.ones((1, 1, 1, 8)), jnp.full((1, 16, 8), -200.0)
+    out, lse = module.paged_decode(q, pool, pool, np.zeros((1, 1), int), (9,), 1.0, 16, 1)
+    np.testing.assert_array_equal(out, np.full(out.shape, -200.0, np.float32))  # 0 beside such scores would hide them
+    assert lse.item() == pytest.approx(np.log(9) - 1600)
 
 
 @pytest.mark.parametrize(
