@@ -156,14 +156,20 @@ def bare_copies(pools: list[np.ndarray], table: np.ndarray, block: int, heads: i
     return compiled_run(run, (table, *pools), mesh, (P(), *[HEADS] * len(pools)), P("core"), QUICK_TO_RUN)[0]
 
 
-def bare_decode_products(rows: int, width: int, group: int, times: int, mesh: Mesh | None = None) -> Run:
-    """Return what multiplies the queries of a group with keys, and weights with values, of so many rows each."""
+def bare_decode_products(heads: int, rows: int, width: int, group: int, times: int, mesh: Mesh | None = None) -> Run:
+    """Return what multiplies queries with a chunk of keys of some heads, and weights with values, so many times."""
     rng = np.random.default_rng(0)
-    shapes = {"keys": (rows, width), "values": (rows, width), "queries": (group, width), "weights": (group, rows)}
+    shapes = {
+        "keys": (heads, rows, width), "values": (heads, rows, width), "queries": (heads, group, width),
+        "weights": (heads, group, rows),
+    }  # fmt: skip
     given = {name: jnp.asarray(rng.normal(size=shape).astype(np.float32)) for name, shape in shapes.items()}
 
-    dot = functools.partial(jnp.dot, precision="highest")
-    steps = [lambda x: dot(x["keys"], x["queries"].T), lambda x: dot(x["weights"], x["values"])]
+    dot = functools.partial(jnp.einsum, precision="highest")
+    steps = [
+        lambda x: dot("hrd,hgd->hrg", x["keys"], x["queries"]),
+        lambda x: dot("hgr,hrd->hgd", x["weights"], x["values"]),
+    ]
     return repeated(steps, given, times, mesh)
 
 

@@ -62,6 +62,7 @@ from attention_runs import (
 
 import ascend_jax as aj
 from ascend_jax.ops.attention.host_cores import usable_cores
+from ascend_jax.ops.page_chunks import chunks_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 NAIVE_LIMIT_BYTES = 1 << 28  # of scores: longer cases leave out the peers that hold them
@@ -240,11 +241,10 @@ def measure_decode(
         calls["flash 1 device"] = compiled_run(decode, given, None, specs, HEADS)
     if with_steps:
         copies = bare_copies(pool, table, block, kv_heads, mesh)
-        group, times = heads // kv_heads, batch * kv_heads * -(-length // 512)
-        products, softmax = (
-            bare_decode_products(512, dim, group, times, mesh),
-            bare_softmax((group, 512), times, False, mesh),
-        )
+        group, chunks = heads // kv_heads, chunks_of(block, pages, kv_heads // devices, dim)
+        times = batch * (kv_heads // chunks.heads) * -(-length // chunks.rows)
+        products = bare_decode_products(chunks.heads, chunks.rows, dim, group, times, mesh)
+        softmax = bare_softmax((chunks.heads * group, chunks.rows), times, False, mesh)
         calls |= {"copies": (copies, None), "products": (products, None), "softmax": (softmax, None)}
     case = f"float32 decode B={batch} N={heads}/{kv_heads} S={length} D={dim} pages of {block}"
     runs, temps = ({name: call[at] for name, call in calls.items()} for at in (0, 1))
