@@ -35,10 +35,11 @@ class Chunks(NamedTuple):
         return self.pieces * self.piece_rows
 
     def pieces_of(self, table: jax.Array) -> jax.Array:
-        """Numbers the pieces of pages, ``[B, pages]`` to ``[B, pieces]``, a whole number of chunks."""
+        """Numbers the pieces of pages, ``[B, pages]`` to ``[B, pieces]``, a whole number of chunks, at least one."""
         numbers = table[:, :, None] * self.cuts + jnp.arange(self.cuts, dtype=table.dtype)[None, None]
-        numbers = numbers.reshape(len(table), -1)
-        return jnp.pad(numbers, ((0, 0), (0, -numbers.shape[1] % self.pieces)))
+        numbers = numbers.reshape(len(table), table.shape[1] * self.cuts)
+        chunks = max(1, -(-numbers.shape[1] // self.pieces))
+        return jnp.pad(numbers, ((0, 0), (0, chunks * self.pieces - numbers.shape[1])))
 
     def room(self, pool: jax.Array, dim: int) -> jax.Array:
         """Returns what the first chunk is written over."""
@@ -87,7 +88,7 @@ def chunks_of(page_rows: int, pages: int, kv_heads: int, dim: int) -> Chunks:
     least = -(-page_rows // (rows // 2))
     cuts = next((n for n in range(least, 2 * least) if page_rows % n == 0), 1)
     pieces = max(2, rows // (page_rows // cuts))
-    return Chunks(page_rows, heads, cuts, min(pieces, pages * cuts))
+    return Chunks(page_rows, heads, cuts, max(1, min(pieces, pages * cuts)))
 
 
 def numbers_of(chunk: jax.Array, dtype: Any) -> jax.Array:

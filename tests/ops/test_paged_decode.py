@@ -120,6 +120,13 @@ def test_chunks_have_every_row_of_their_pieces(page_rows, heads, dim):
         assert found[: len(order)] == want
 
 
+def test_an_empty_table_has_no_keys():
+    q, pool = jnp.ones((1, 2, 1, DIM)), jnp.ones((2, 16, 2 * DIM))
+    out, lse = module.paged_decode(q, pool, pool, np.zeros((1, 0), np.int32), [0], 0.25, 16, 2)
+    assert (out == 0).all()
+    assert np.isposinf(lse).all()
+
+
 def test_a_second_call_compiles_nothing():
     compiled = []
 
