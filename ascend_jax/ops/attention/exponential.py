@@ -1,4 +1,4 @@
-"""The exponential of scores less their maximum, which take no more than half the steps of one for any number."""
+"""The exponential of scores less their maximum, in fewer steps than that of any number takes."""
 
 import math
 
