@@ -3,7 +3,7 @@
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from ascend_jax.runtime.edge import QUICK_TO_RUN
 from ascend_jax.runtime.loop import varying_together
 
 Run = Callable[[], object]
+K = TypeVar("K")
 HEADS = P(None, None, "core")  # [B, T, N, D] by heads; [.., .., N D] too, a head's columns lie side by side
 SETTLE_S = 0.02  # torch's threads spin for some milliseconds, on the cores that the next in turn needs
 LONG_ROUND_MS = 400.0  # a round of all implementations that takes longer is run 3 times at most
@@ -198,7 +199,7 @@ def repeated(steps: list[Callable[[Any], Any]], given: Any, times: int, mesh: Me
     return compiled_run(run, of_each, mesh, (P("core"),) * len(of_each), P("core"), QUICK_TO_RUN)[0]
 
 
-def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
+def interleaved(runs: dict[K, Run], rounds: int) -> dict[K, list[float]]:
     """Return the milliseconds of each run in each round, all taking turns."""
     for run in runs.values():
         run()
@@ -208,7 +209,7 @@ def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
     return {name: [each[name] for each in times] for name in runs}
 
 
-def one_round(runs: dict[str, Run]) -> dict[str, float]:
+def one_round(runs: dict[K, Run]) -> dict[K, float]:
     """Return the milliseconds of each run."""
     times = {}
     for name, run in runs.items():

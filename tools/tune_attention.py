@@ -1,33 +1,42 @@
 """Measure host tiles and write the table that ``host_tiles`` reads.
 
-    python tools/tune_attention.py [--write] [--rounds 5] [--seq 1024 4096] [--dims 64 128 256] [--one-core]
+    python tools/tune_attention.py [--write] [--rounds 5] [--seq 1024 4096] [--dims 64 128 256] [--per-core]
 
-For each length and head dimension, every tile runs a training step, without a mask and with a causal one, all taking
-turns; the least median wins. A length stands for all up to half the next one. bfloat16 is multiplied as it is where
-that saves a twentieth; float16 never, because its range is too small for gradients divided by a row sum. ``--write``
-replaces the rows of this backend in ``ascend_jax/ops/attention/host_tile_table.py`` and leaves those of the others.
-Rows that say what the next one says are left out. ``--one-core`` measures on one core (Linux only), for the devices of
-a CPU that have one each, and writes only their tiles.
+For each length and head dimension, every tile runs a forward pass and a training step, without a mask and with a causal
+one, all taking turns; the least product of the two medians wins. A length stands for all up to half the next one.
+bfloat16 is multiplied as it is where that saves a twentieth; float16 never, because its range is too small for
+gradients divided by a row sum. ``--write`` replaces the rows of this backend in
+``ascend_jax/ops/attention/host_tile_table.py`` and leaves those of the others. Rows that say what the next one says are
+left out. ``--per-core`` measures on a CPU device for each core, all at work at once, and writes only the tiles of such
+devices: smaller ones, because XLA shares out a larger product, or the maxima of a larger tile of scores, to threads of
+other devices, and waits for them.
 """
 
 import argparse
-import os
+import functools
+import itertools
+import math
 import pathlib
 import statistics
-import time
-from collections.abc import Callable
 from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+from attention_runs import Run, jax_run, make_mesh, one_round
+from jax.sharding import Mesh
 
 import ascend_jax as aj
 from ascend_jax.ops.attention import host_tile_table
+from ascend_jax.ops.attention.host_cores import usable_cores
 from ascend_jax.ops.attention.kernel import attend, scoring_of
 from ascend_jax.ops.attention.scoring import Options
 from ascend_jax.ops.attention.visibility import Visibility
 
-TILES = ((128, 128), (256, 256), (256, 512), (512, 256), (512, 512), (512, 1024), (1024, 256), (1024, 512))
+TILES = (
+    *((128, 128), (256, 128), (256, 256), (256, 512), (512, 256), (512, 512)),
+    *((512, 1024), (1024, 256), (1024, 512)),
+)
+HEADS = 2  # of a device
 Tile = tuple[int, int]
 Row = tuple[int, int, Tile, Tile]
 K = TypeVar("K")
@@ -40,22 +49,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="timed runs of each tile")
     parser.add_argument("--seq", type=int, nargs="+", default=[1024, 4096], help="lengths of the sequence")
     parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 256], help="head dimensions")
-    parser.add_argument("--one-core", action="store_true", help="measure on one core, for devices that have one each")
+    parser.add_argument("--per-core", action="store_true", help="measure on a device for each core, for such devices")
     flags = parser.parse_args()
     if min(flags.rounds, *flags.seq, *flags.dims) < 1:
         parser.error("--rounds, --seq and --dims are at least 1")
-    if flags.one_core and not hasattr(os, "sched_setaffinity"):
-        parser.error("--one-core: this system does not bind a process to a core; run it on Linux")
-    if flags.one_core:
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    cores = usable_cores()
+    if flags.per_core and cores < 2:
+        parser.error("--per-core: this process may use one core, and a device for it has them all; leave the flag out")
+    if flags.per_core:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", cores)
+    mesh = make_mesh(cores) if flags.per_core else None
     rows: list[Row] = []
     for length in sorted(flags.seq):
         for dim in sorted(flags.dims):
             best = []
             for causal in (False, True):
-                times = measure(length, dim, causal, flags.rounds)
-                best.append(min(times, key=times.__getitem__))
-                found = ", ".join(f"{tile} {ms:.1f} ms" for tile, ms in times.items())
+                times = measure(length, dim, causal, flags.rounds, mesh)
+                best.append(min(times, key=lambda tile: math.prod(times[tile])))
+                found = ", ".join(f"{tile} {forward:.1f} and {step:.1f} ms" for tile, (forward, step) in times.items())
                 print(f"S = {length}, D <= {dim}, {'causal' if causal else 'full'}: {found}", flush=True)
             # a length stands for all up to half the next one
             longest = 0 if length == max(flags.seq) else min(x for x in flags.seq if x > length) // 2
@@ -65,8 +77,8 @@ def main() -> None:
     print(f"multiplied as they are: {narrow}")
     if flags.write:
         backend = jax.default_backend()
-        tiles = {**host_tile_table.HOST_TILES, f"{backend} core" if flags.one_core else backend: tuple(rows)}
-        types = {**host_tile_table.NARROW_PRODUCTS} | ({} if flags.one_core else {backend: narrow})
+        tiles = {**host_tile_table.HOST_TILES, f"{backend} core" if flags.per_core else backend: tuple(rows)}
+        types = {**host_tile_table.NARROW_PRODUCTS} | ({} if flags.per_core else {backend: narrow})
         pathlib.Path(host_tile_table.__file__).write_text(render(tiles, types))
 
 
@@ -86,43 +98,35 @@ def shortened(rows: list[Row]) -> list[Row]:
     return kept
 
 
-def measure(length: int, dim: int, causal: bool, rounds: int) -> dict[Tile, float]:
-    """Return the median milliseconds of a training step of two heads, for each tile."""
-    x = jnp.ones((1, length, 2, dim)) * 0.01
-
-    def loss(tile: Tile) -> Callable[..., jax.Array]:
-        return lambda q, k, v: aj.flash_attention(q, k, v, causal=causal, tile=tile).sum()
-
-    return medians({tile: loss(tile) for tile in TILES}, x, rounds)
+def measure(length: int, dim: int, causal: bool, rounds: int, mesh: Mesh | None) -> dict[Tile, tuple[float, float]]:
+    """Return the milliseconds of a forward pass, and of a training step, of the heads of each device, for each tile."""
+    x = jnp.ones((1, length, HEADS * (1 if mesh is None else mesh.size), dim)) * 0.01
+    runs = {}
+    for tile, backward in itertools.product(TILES, (False, True)):
+        attention = functools.partial(aj.flash_attention, causal=causal, tile=tile)
+        runs[tile, backward] = jax_run(attention, [x] * 4, backward, mesh, aj.QUICK_TO_RUN)[0]
+    ms = medians(runs, rounds)
+    return {tile: (ms[tile, False], ms[tile, True]) for tile in TILES}
 
 
 def narrow_gain(rounds: int) -> float:
     """Return how many times as fast a training step of bfloat16 is with 16-bit products."""
-    x = jnp.ones((1, 1024, 2, 64), jnp.bfloat16) * 0.01
+    x = jnp.ones((1, 1024, HEADS, 64), jnp.bfloat16) * 0.01
     scoring = scoring_of(Visibility(1024, 1024))
 
-    def loss(is_narrow: bool) -> Callable[..., jax.Array]:
-        options = Options((256, 256), is_narrow=is_narrow)
-        return lambda *x: attend(*(y.swapaxes(1, 2) for y in x), scoring, options, scale=0.1)[0].sum()
+    def attention(is_narrow: bool, *given: jax.Array) -> jax.Array:
+        q, k, v = (y.swapaxes(1, 2) for y in given)
+        return attend(q, k, v, scoring, Options((256, 256), is_narrow=is_narrow), scale=0.1)[0].swapaxes(1, 2)
 
-    ms = medians({is_narrow: loss(is_narrow) for is_narrow in (False, True)}, x, rounds)
+    runs = {narrow: jax_run(functools.partial(attention, narrow), [x] * 4, True, None)[0] for narrow in (False, True)}
+    ms = medians(runs, rounds)
     return ms[False] / ms[True]
 
 
-def medians(losses: dict[K, Callable[..., jax.Array]], x: jax.Array, rounds: int) -> dict[K, float]:
-    """Return the median milliseconds of the gradient of each loss of (x, x, x), all taking turns."""
-    steps: dict[K, Callable[[], object]] = {}
-    for key, loss in losses.items():
-        compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(x, x, x).compile()
-        steps[key] = lambda compiled=compiled: jax.block_until_ready(compiled(x, x, x))  # type: ignore[misc]
-        steps[key]()
-    times: dict[K, list[float]] = {key: [] for key in steps}
-    for _ in range(rounds):
-        for key, step in steps.items():
-            start = time.perf_counter()
-            step()
-            times[key].append((time.perf_counter() - start) * 1e3)
-    return {key: statistics.median(each) for key, each in times.items()}
+def medians(runs: dict[K, Run], rounds: int) -> dict[K, float]:
+    """Return the median milliseconds of each run, all taking turns."""
+    times = [one_round(runs) for _ in range(rounds)]
+    return {key: statistics.median(each[key] for each in times) for key in runs}
 
 
 def render(table: dict[str, tuple[Row, ...]], narrow: dict[str, tuple[str, ...]]) -> str:

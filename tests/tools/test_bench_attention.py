@@ -152,17 +152,23 @@ def test_rows_that_the_next_ones_repeat_are_left_out():
     assert shortened(needed) == needed
 
 
-def test_one_core_writes_its_tiles_and_no_types(tmp_path, monkeypatch):
+def test_a_device_per_core_has_its_own_tiles_and_no_types(tmp_path, monkeypatch):
     tune = load("tune_attention")
     before, written = tune.host_tile_table, tmp_path / "table.py"
+
+    def measure(length, dim, causal, rounds, mesh):
+        assert mesh == "mesh of 2"
+        return {(64, 64): (2.0, 3.0), (32, 16 << causal): (1.0, 5.0)}
+
     names = ("HOST_TILES", "NARROW_PRODUCTS", "__doc__")
     copy = types.SimpleNamespace(**{name: getattr(before, name) for name in names}, __file__=written)
     monkeypatch.setattr(tune, "host_tile_table", copy)
-    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None, raising=False)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    monkeypatch.setattr(tune, "measure", lambda length, dim, causal, rounds: {(64, 64): 2.0, (32, 16 << causal): 1.0})
+    monkeypatch.setattr(tune, "usable_cores", lambda: 2)
+    monkeypatch.setattr(tune, "make_mesh", lambda devices: f"mesh of {devices}")
+    monkeypatch.setattr(tune.jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(tune, "measure", measure)
     monkeypatch.setattr(tune, "narrow_gain", lambda rounds: 1.0)
-    monkeypatch.setattr(sys, "argv", ["tune_attention.py", "--write", "--one-core"])
+    monkeypatch.setattr(sys, "argv", ["tune_attention.py", "--write", "--per-core"])
     tune.main()
     space = {}
     exec(compile(written.read_text(), "table.py", "exec"), space)

@@ -26,8 +26,8 @@ def host_tiles(
         cores: Cores that a device of the CPU has; if not given see
             :func:`~ascend_jax.ops.attention.host_cores.device_cores`.
 
-    >>> host_tiles(4096, 513, skips=False, backend="cpu", cores=2), host_tiles(4096, 513, backend="cpu", cores=1)
-    ((512, 272), (256, 176))
+    >>> host_tiles(1024, 513, skips=False, backend="cpu", cores=2), host_tiles(1024, 513, backend="cpu", cores=1)
+    ((1024, 272), (128, 112))
     """
     backend = backend or jax.default_backend()
     if backend == "cpu" and (device_cores() if cores is None else cores) == 1:
