@@ -33,8 +33,8 @@ from ascend_jax.ops.attention.scoring import Options
 from ascend_jax.ops.attention.visibility import Visibility
 
 TILES = (
-    *((128, 128), (256, 128), (256, 256), (256, 512), (512, 256), (512, 512)),
-    *((512, 1024), (1024, 256), (1024, 512)),
+    *((128, 128), (256, 128), (512, 128), (256, 256), (256, 512)),
+    *((512, 256), (512, 512), (1024, 256), (1024, 512)),
 )
 HEADS = 2  # of a device
 Tile = tuple[int, int]
