@@ -176,6 +176,23 @@ def test_a_device_per_core_has_its_own_tiles_and_no_types(tmp_path, monkeypatch)
     assert space["NARROW_PRODUCTS"] == before.NARROW_PRODUCTS
 
 
+def test_a_tile_is_timed_forward_and_in_training(monkeypatch):
+    tune = load("tune_attention")
+    monkeypatch.setattr(tune, "TILES", ((16, 16), (32, 16)))
+    times = tune.measure(32, 16, True, 1, None)
+    assert list(times) == [(16, 16), (32, 16)]
+    assert all(forward > 0 and step > 0 for forward, step in times.values())
+
+
+def test_devices_per_core_need_two_cores(monkeypatch, capsys):
+    tune = load("tune_attention")
+    monkeypatch.setattr(tune, "usable_cores", lambda: 1)
+    monkeypatch.setattr(sys, "argv", ["tune_attention.py", "--per-core"])
+    with pytest.raises(SystemExit, match="2"):
+        tune.main()
+    assert "--per-core: this process may use one core" in capsys.readouterr().err
+
+
 def test_the_steps_are_products_and_softmax_alone():
     rows = load("bench_attention").measure_steps(64, 16, "bfloat16", True, True, 2, 1)
     assert {row["impl"] for row in rows} >= {"flash", "products", "softmax"}
